@@ -33,9 +33,9 @@ from mcp_sandbox.skills.needs.findings import find_missing, scan
 from mcp_sandbox.skills.parse import parse
 from mcp_sandbox.skills.repair import repair
 from mcp_sandbox.skills.skill import DOCUMENT, Diagnostic, Level, MissingRequirement
-from mcp_sandbox.skills.supply.fetch import spelled
+from mcp_sandbox.skills.supply.fetch import fix_document_name
 from mcp_sandbox.skills.supply.installed import write_tree
-from mcp_sandbox.skills.supply.tree import File, Tree, read_folder
+from mcp_sandbox.skills.supply.tree import SourceFile, Tree, read_folder
 
 if TYPE_CHECKING:
     from mcp_sandbox.sessions.session import Session
@@ -139,7 +139,7 @@ def _eval(name: str, entry: Mapping[str, object]) -> Example:
 
 
 @dataclass(frozen=True)
-class Trial:
+class ExampleResult:
     """The outcome of an example; `why` unless it passed."""
 
     example: Example
@@ -148,7 +148,9 @@ class Trial:
     duration_ms: int = 0
 
 
-async def try_out(folder: Path, config: Config, *, timeout_s: float = 60.0) -> Sequence[Trial]:
+async def try_out(
+    folder: Path, config: Config, *, timeout_s: float = 60.0
+) -> Sequence[ExampleResult]:
     """Run the examples of the skill in a folder, each for at most `timeout_s`.
 
     Raises:
@@ -176,7 +178,7 @@ async def try_out(folder: Path, config: Config, *, timeout_s: float = 60.0) -> S
 
 def _read(folder: Path) -> tuple[str, Tree]:
     """Return the skill's name and files, changed so that a model may activate it."""
-    tree = spelled(read_folder(folder))
+    tree = fix_document_name(read_folder(folder))
     document = tree[DOCUMENT]
     front = parse(document.data, folder.resolve().name).front
     if front is None:
@@ -186,16 +188,16 @@ def _read(folder: Path) -> tuple[str, Tree]:
     if not front.model_invocable:
         # Move the field that hides the skill from models to where it has no effect.
         repaired = repair(document.data, front.name, everything=True).data
-        tree = {**tree, DOCUMENT: File(repaired)}
+        tree = {**tree, DOCUMENT: SourceFile(repaired)}
     return front.name, tree
 
 
 async def _tried(
     session: "Session", skill: str, place: str, example: Example, timeout_s: float
-) -> Trial:
+) -> ExampleResult:
     """Run an example in a folder of its own; `skill` is the path of the skill there."""
     if example.skipped:
-        return Trial(example, "skipped", example.skipped)
+        return ExampleResult(example, "skipped", example.skipped)
     copy = ["bash", "-c", _COPY, "copy", place, skill]
     env = {"SKILL_DIR": skill, "PYTHONDONTWRITEBYTECODE": "1"}
     try:
@@ -203,23 +205,23 @@ async def _tried(
         if result.success:
             result = await session.exec(example.command, cwd=place, env=env, timeout_s=timeout_s)
     except Unsupported as exc:
-        return Trial(example, "skipped" if example.kind == "syntax" else "failed", str(exc))
+        return ExampleResult(example, "skipped" if example.kind == "syntax" else "failed", str(exc))
     except SandboxGone:
-        return Trial(example, "failed", "it brought its sandbox down")
+        return ExampleResult(example, "failed", "it brought its sandbox down")
     return replace(_judged(example, result), duration_ms=result.duration_ms)
 
 
-def _judged(example: Example, result: ExecResult) -> Trial:
+def _judged(example: Example, result: ExecResult) -> ExampleResult:
     if result.timed_out:
-        return Trial(example, "failed", "it took too long")
+        return ExampleResult(example, "failed", "it took too long")
     if result.exit_code == 127 and example.kind == "syntax":
-        return Trial(example, "skipped", f"there is no {example.command[0]} in the sandbox")
+        return ExampleResult(example, "skipped", f"there is no {example.command[0]} in the sandbox")
     if result.exit_code != example.exit_code:
         ended = result.signal or f"exit code {result.exit_code}"
-        return Trial(example, "failed", f"{ended}: {_last_lines(result)}")
+        return ExampleResult(example, "failed", f"{ended}: {_last_lines(result)}")
     if example.stdout is not None and result.stdout.strip() != example.stdout.strip():
-        return Trial(example, "failed", f"it printed {_last_lines(result)!r}")
-    return Trial(example, "passed")
+        return ExampleResult(example, "failed", f"it printed {_last_lines(result)!r}")
+    return ExampleResult(example, "passed")
 
 
 def _last_lines(result: ExecResult) -> str:
@@ -227,7 +229,7 @@ def _last_lines(result: ExecResult) -> str:
     return "\n".join(line[:200] for line in lines[-3:]) or "it said nothing"
 
 
-async def lacking(
+async def find_lacking(
     skills: Mapping[str, Mapping[str, bytes]], config: Config
 ) -> Mapping[str, Sequence[Diagnostic]]:
     """Return what the skills need that a sandbox lacks, before any chat has one.

@@ -32,7 +32,7 @@ from mcp_sandbox.skills.needs.findings import (
     scan,
     worth_reading,
 )
-from mcp_sandbox.skills.needs.uses import Use
+from mcp_sandbox.skills.needs.uses import Requirement
 from mcp_sandbox.skills.scan import Whose
 from mcp_sandbox.skills.search import Page, Placed, SkillSearch, list_page, sort_by_name
 from mcp_sandbox.skills.skill import Contents, Findings, Skill, SkillFile
@@ -44,7 +44,7 @@ _LISTED_S = 1.5
 _ASKED_AT_ONCE = 200
 
 # What the scripts of a skill do, and what must be installed to run them.
-Scanned = tuple[Findings, Sequence[Use]]
+Scanned = tuple[Findings, Sequence[Requirement]]
 
 
 @dataclass
@@ -245,7 +245,7 @@ class ChatSkills:
 
 
 async def ask_inventory(
-    run: Callable[..., Awaitable[ExecResult]], needs: Sequence[Use], *, network: bool
+    run: Callable[..., Awaitable[ExecResult]], needs: Sequence[Requirement], *, network: bool
 ) -> Inventory:
     """Return what of the needs a sandbox has; `run` runs a command in it with a `stdin`."""
     found = Inventory(network=network)

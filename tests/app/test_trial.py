@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from mcp_sandbox.app.skill_tests import Trial, try_out
+from mcp_sandbox.app.skill_tests import ExampleResult, try_out
 from mcp_sandbox.cli import cli
 from mcp_sandbox.config import Config
 from tests.e2e.attacks import on_docker_if_whole
@@ -48,7 +48,7 @@ def skill(tmp_path: Path) -> Path:
     return folder
 
 
-async def trials_of(folder: Path, config: Config) -> dict[str, Trial]:
+async def trials_of(folder: Path, config: Config) -> dict[str, ExampleResult]:
     return {each.example.name: each for each in await try_out(folder, config, timeout_s=3)}
 
 

@@ -54,7 +54,7 @@ from mcp_sandbox.skills.skill import (
 )
 
 if TYPE_CHECKING:
-    from mcp_sandbox.app.skill_tests import Trial
+    from mcp_sandbox.app.skill_tests import ExampleResult
 
 User = Annotated[str, typer.Option("--user", metavar="USER", help="Whose skills.")]
 Skill = Annotated[str, typer.Argument(metavar="NAME", help="A skill: its name, or ROOT/NAME.")]
@@ -145,14 +145,14 @@ def counted(number: int, what: str) -> str:
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
-def lacking_for(
+def find_lacking_for(
     skills: Mapping[str, Mapping[str, bytes]], config: Config
 ) -> Mapping[str, Sequence[Diagnostic]]:
     """Return what a sandbox lacks of what scripts need; where there is none, say why not."""
-    from mcp_sandbox.app.skill_tests import lacking
+    from mcp_sandbox.app.skill_tests import find_lacking
 
     try:
-        return anyio.run(lacking, skills, config)
+        return anyio.run(find_lacking, skills, config)
     except SandboxError as exc:
         print(f"what a sandbox lacks was not looked at: {exc}", file=sys.stderr)
         return {}
@@ -200,13 +200,13 @@ def show(
     """Show one skill: what it says of itself, its files, where it came from, what is wrong."""
     from mcp_sandbox.skills.library import SkillLibrary
     from mcp_sandbox.skills.needs.findings import scan
-    from mcp_sandbox.skills.supply.installed import Installed
+    from mcp_sandbox.skills.supply.installed import InstalledSkills
     from mcp_sandbox.skills.validate import examine
 
     settings = load(config, data).config
     skill = catalogue(settings, user).find(name, _LISTING)
     contents = anyio.run(SkillLibrary(settings.skills, settings.data_dir).contents, skill)
-    installed = Installed(settings.data_dir, chat_id(user).user)
+    installed = InstalledSkills(settings.data_dir, chat_id(user).user)
     entry = installed.entries().get(skill.folder.name) if skill.root == "user" else None
     examined = examine(skill.folder)
     findings, _ = scan(examined.files)
@@ -322,7 +322,7 @@ def _all_rows(settings: Config, user: str, *, ask: bool) -> Iterator[Row]:
             yield problem.folder.name, problem.folder, each
     examined = {skill.uri: examine(skill.folder) for skill in found.skills}
     files = {uri: each.files for uri, each in examined.items()}
-    lacks = lacking_for(files, settings) if ask else {}
+    lacks = find_lacking_for(files, settings) if ask else {}
     for uri, one in examined.items():
         for each in (*one.diagnostics, *lacks.get(uri, ())):
             yield one.name, one.folder, each
@@ -455,7 +455,7 @@ def _folder(settings: Config, user: str, what: str) -> Path:
     return catalogue(settings, user).find(what, _LISTING).folder
 
 
-def _shown(trial: "Trial") -> tuple[RenderableType, ...]:
+def _shown(trial: "ExampleResult") -> tuple[RenderableType, ...]:
     verdict = Text(trial.verdict, style=_STYLES[trial.verdict])
     why = Text("\n").join(safe(line) for line in trial.why.splitlines())
     name = safe(trial.example.name)

@@ -28,8 +28,8 @@ from mcp_sandbox.cli.skills.check import NoSandbox, User
 from mcp_sandbox.errors import AlreadyExists, InvalidArgument, SandboxError, UnusableSkill
 
 if TYPE_CHECKING:
-    from mcp_sandbox.skills.supply.fetch import Incoming
-    from mcp_sandbox.skills.supply.installed import Installed, State
+    from mcp_sandbox.skills.supply.fetch import FetchedSkill
+    from mcp_sandbox.skills.supply.installed import InstalledSkills, InstalledState
 
 _NOTHING = "nothing was {}; --yes does it without asking"
 Name = Annotated[str, typer.Argument(metavar="NAME", help="An installed skill.")]
@@ -136,7 +136,7 @@ def lock(
     raise typer.Exit(1 if any(state.differs for state in states) else 0)
 
 
-def _update(installed: "Installed", name: str, *, yes: bool) -> None:
+def _update(installed: "InstalledSkills", name: str, *, yes: bool) -> None:
     from mcp_sandbox.cli.skills.offer import print_changes
 
     old = installed.state(name)
@@ -156,13 +156,13 @@ def _update(installed: "Installed", name: str, *, yes: bool) -> None:
     print(f"updated {name}; `mcp-sandbox skills update {name} --undo` brings the old one back")
 
 
-def _installed(data: Path | None, config: Path | None, user: str) -> "Installed":
-    from mcp_sandbox.skills.supply.installed import Installed
+def _installed(data: Path | None, config: Path | None, user: str) -> "InstalledSkills":
+    from mcp_sandbox.skills.supply.installed import InstalledSkills
 
-    return Installed(load(config, data).config.data_dir, chat_id(user).user)
+    return InstalledSkills(load(config, data).config.data_dir, chat_id(user).user)
 
 
-def _fetched(source: str) -> "Incoming":
+def _fetched(source: str) -> "FetchedSkill":
     from mcp_sandbox.skills.supply.fetch import fetch, parse_source
 
     try:
@@ -172,7 +172,7 @@ def _fetched(source: str) -> "Incoming":
     return fetch(parsed)
 
 
-def _row(state: "State") -> dict[str, object]:
+def _row(state: "InstalledState") -> dict[str, object]:
     entry = state.entry
     names = ("source", "commit", "digest")
     return {
@@ -182,7 +182,7 @@ def _row(state: "State") -> dict[str, object]:
     }
 
 
-def _table(states: Iterable["State"]) -> Table:
+def _table(states: Iterable["InstalledState"]) -> Table:
     rows = []
     for state in states:
         entry = state.entry
@@ -193,7 +193,7 @@ def _table(states: Iterable["State"]) -> Table:
     return table("skill", "state", "source", rows=rows)
 
 
-def _said(state: "State") -> str:
+def _said(state: "InstalledState") -> str:
     if state.problem:
         return state.problem
     if state.entry is None:

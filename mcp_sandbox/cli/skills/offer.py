@@ -14,9 +14,9 @@ from mcp_sandbox.skills.contents import set_digest
 from mcp_sandbox.skills.needs.findings import scan
 from mcp_sandbox.skills.parse import parse
 from mcp_sandbox.skills.skill import DOCUMENT
-from mcp_sandbox.skills.supply.fetch import Incoming
+from mcp_sandbox.skills.supply.fetch import FetchedSkill
 from mcp_sandbox.skills.supply.installed import file_digests
-from mcp_sandbox.skills.supply.tree import File, Tree
+from mcp_sandbox.skills.supply.tree import SourceFile, Tree
 from mcp_sandbox.skills.validate import ExaminedSkill, examine_files
 
 _SCRIPT_ENDINGS = frozenset(
@@ -25,7 +25,7 @@ _SCRIPT_ENDINGS = frozenset(
 )
 
 
-def offer(shown: Console, incoming: Incoming, settings: Config | None) -> str:
+def offer(shown: Console, incoming: FetchedSkill, settings: Config | None) -> str:
     """Print what a skill is and what is wrong with it; return its name.
 
     With `settings` a sandbox is asked what it lacks.
@@ -35,7 +35,7 @@ def offer(shown: Console, incoming: Incoming, settings: Config | None) -> str:
     found = _examined(incoming)
     if found.front is not None:
         shown.print(_facts(found, incoming))
-    asked = check.lacking_for({"": found.files}, settings) if settings and found.front else {}
+    asked = check.find_lacking_for({"": found.files}, settings) if settings and found.front else {}
     lacks = asked.get("", ())
     if found.diagnostics or lacks:
         rows = ((found.name, each) for each in (*found.diagnostics, *lacks))
@@ -48,7 +48,7 @@ def offer(shown: Console, incoming: Incoming, settings: Config | None) -> str:
     return found.front.name
 
 
-def print_changes(shown: Console, name: str, old: Tree, incoming: Incoming) -> None:
+def print_changes(shown: Console, name: str, old: Tree, incoming: FetchedSkill) -> None:
     """Print what an update would change, scripts first.
 
     Raises UnusableSkill: the new version cannot be used, or is another skill.
@@ -84,7 +84,7 @@ def _print_files(shown: Console, name: str, old: Tree, new: Tree) -> None:
             print_diff(check.diff(path, *data))
 
 
-def _change(old: File | None, new: File | None) -> str:
+def _change(old: SourceFile | None, new: SourceFile | None) -> str:
     if old is None or new is None:
         return "added" if old is None else "removed"
     if old.data != new.data:
@@ -99,14 +99,14 @@ def _is_script(path: str, tree: Tree) -> bool:
     )
 
 
-def _examined(incoming: Incoming) -> ExaminedSkill:
+def _examined(incoming: FetchedSkill) -> ExaminedSkill:
     """Return the skill as it will lie in a folder of its own name."""
     files = _files(incoming.tree)
     front = parse(files[DOCUMENT], incoming.folder_name).front
     return examine_files(files, front.name if front else incoming.folder_name)
 
 
-def _facts(found: ExaminedSkill, incoming: Incoming) -> Table:
+def _facts(found: ExaminedSkill, incoming: FetchedSkill) -> Table:
     tree = incoming.tree
     size = show_bytes(sum(len(file.data) for file in tree.values()))
     facts = {

@@ -34,7 +34,7 @@ from mcp_sandbox.server.tool import (
 )
 from mcp_sandbox.sessions.session import Session
 from mcp_sandbox.skills.needs.findings import Inventory, find_missing
-from mcp_sandbox.skills.needs.uses import Use
+from mcp_sandbox.skills.needs.uses import Requirement
 
 INTERVAL_S = 0.2
 """At most five messages a second."""
@@ -144,7 +144,7 @@ def _hints(result: ExecResult, code: str) -> list[str]:
             "docker backend that has a browser, `mcp-sandbox images recipe browser` prints how"
         )
     module = _MODULE.search(said)
-    for lack in find_missing([Use("python", module[1])], Inventory()) if module else ():
+    for lack in find_missing([Requirement("python", module[1])], Inventory()) if module else ():
         if lack.layer:
             fix = "" if result.offline else f"`{lack.fix}` may help, or "
             plain = "; the skill python-data-analysis does without" if lack.layer == "data" else ""

@@ -28,7 +28,7 @@ from mcp_sandbox.skills.needs.shell import read_javascript, read_shell
 from mcp_sandbox.skills.needs.uses import (
     Kind,
     Language,
-    Use,
+    Requirement,
     Uses,
     Weight,
     code_blocks,
@@ -157,7 +157,9 @@ class Inventory:
 _INVENTORY = TypeAdapter(Inventory)
 
 
-def find_missing(needs: Sequence[Use], inventory: Inventory) -> tuple[MissingRequirement, ...]:
+def find_missing(
+    needs: Sequence[Requirement], inventory: Inventory
+) -> tuple[MissingRequirement, ...]:
     """Return what is missing, first what every use of the skill needs."""
     modules = (each.name for each in needs if each.kind == "python")
     imported = {distribution(distribution_of(module)) for module in modules}
@@ -173,7 +175,7 @@ def find_missing(needs: Sequence[Use], inventory: Inventory) -> tuple[MissingReq
     return tuple(lacking[:_MOST])
 
 
-def _has(need: Use, inventory: Inventory) -> bool:
+def _has(need: Requirement, inventory: Inventory) -> bool:
     if need.kind == "network":
         return inventory.network
     if need.kind == "python":
@@ -184,7 +186,7 @@ def _has(need: Use, inventory: Inventory) -> bool:
     return need.name in has.get(need.kind, inventory.commands)
 
 
-def _unmet(need: Use) -> MissingRequirement:
+def _unmet(need: Requirement) -> MissingRequirement:
     name = need.name
     if need.kind == "network":
         layer, fix = None, "this sandbox has no network"
@@ -209,7 +211,7 @@ def _remedy(name: str, *, of_python: bool) -> tuple[str | None, str]:
     return None, "no layer is known to have it"
 
 
-def build_question(needs: Iterable[Use]) -> bytes:
+def build_question(needs: Iterable[Requirement]) -> bytes:
     """Return what the program shall look for, as JSON."""
     needs = tuple(needs)
     asked: dict[str, list[str]] = {}
@@ -283,7 +285,7 @@ def worth_reading(path: str, size: int) -> bool:
 
 def scan(
     files: Mapping[str, bytes], others: Sequence[str] = ()
-) -> tuple[Findings, tuple[Use, ...]]:
+) -> tuple[Findings, tuple[Requirement, ...]]:
     """Return what a skill's files, given by path, seem to use, and what running them needs.
 
     `others` are the paths of those that are not given.
@@ -363,10 +365,10 @@ def _read_code(language: Language, text: str) -> Uses:
     return whole
 
 
-def _needs(found: Mapping[str, Uses], local: set[str]) -> Iterator[Use]:
-    gathered: dict[tuple[Kind, str], list[tuple[str, Use]]] = {}
+def _needs(found: Mapping[str, Uses], local: set[str]) -> Iterator[Requirement]:
+    gathered: dict[tuple[Kind, str], list[tuple[str, Requirement]]] = {}
     for path, uses in found.items():
-        hosts = [Use("network", host, "sometimes") for host in sorted(uses.hosts)]
+        hosts = [Requirement("network", host, "sometimes") for host in sorted(uses.hosts)]
         for use in (*uses.needs, *hosts):
             if not (use.kind == "python" and use.name in local):
                 gathered.setdefault((use.kind, use.name), []).append((path, use))
@@ -374,10 +376,12 @@ def _needs(found: Mapping[str, Uses], local: set[str]) -> Iterator[Use]:
         weight = max((use.weight for _, use in pairs), key=_WEIGHTS.index)
         files = dict.fromkeys(path for path, use in pairs if use.weight == weight)
         unless = min(use.unless for _, use in pairs)
-        yield Use(kind, name, weight, unless, tuple(files))
+        yield Requirement(kind, name, weight, unless, tuple(files))
 
 
-def _findings(found: Mapping[str, Uses], needs: tuple[Use, ...], unread: list[str]) -> Findings:
+def _findings(
+    found: Mapping[str, Uses], needs: tuple[Requirement, ...], unread: list[str]
+) -> Findings:
     packages = {each.name for each in needs if each.kind in ("distribution", "node", "npx")}
     packages |= {
         distribution(distribution_of(each.name))

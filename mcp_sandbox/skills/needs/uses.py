@@ -66,7 +66,7 @@ _PLACEHOLDER = re.compile(r"<[A-Za-z][\w .|-]*>")
 
 
 @dataclass(frozen=True)
-class Use:
+class Requirement:
     """Something that a script needs, or the `files`; not where `unless` is importable."""
 
     kind: Kind
@@ -84,7 +84,7 @@ class Uses:
     packages itself (PEP 723).
     """
 
-    needs: list[Use] = field(default_factory=list[Use])
+    needs: list[Requirement] = field(default_factory=list[Requirement])
     hosts: set[str] = field(default_factory=set[str])
     variables: set[str] = field(default_factory=set[str])
     packages: set[str] = field(default_factory=set[str])
@@ -97,7 +97,7 @@ class Uses:
         if kind in ("node", "npx") and not _PACKAGE_NAME.fullmatch(name):
             return
         if len(self.needs) < _MOST and 0 < len(name) <= 100:
-            self.needs.append(Use(kind, name, weight, unless))
+            self.needs.append(Requirement(kind, name, weight, unless))
 
     def text(self, text: str) -> None:
         """Note the hosts of the addresses in a text."""

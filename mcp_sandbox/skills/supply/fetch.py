@@ -91,7 +91,7 @@ class _Listed(NamedTuple):
 
 
 @contextmanager
-def fetched(source: GitSource, *, time_limit_s: float = 120.0) -> Generator["Repository"]:
+def open_repository(source: GitSource, *, time_limit_s: float = 120.0) -> Generator["Repository"]:
     """Fetch the commit of a source and keep it while it is read.
 
     Raises SourceUnavailable: git is not installed, or cannot get it.
@@ -246,7 +246,7 @@ Source = Path | GitSource
 
 
 @dataclass(frozen=True)
-class Incoming:
+class FetchedSkill:
     """A skill as its source has it now. Its document is called SKILL.md, however it was spelled.
 
     `source` is what gets it again; `commit` is empty unless it came from git.
@@ -258,7 +258,7 @@ class Incoming:
     commit: str = ""
 
 
-def fetch(source: Source) -> Incoming:
+def fetch(source: Source) -> FetchedSkill:
     """Get the skill of a source; blocks, for as long as the network takes.
 
     Raises:
@@ -272,10 +272,12 @@ def fetch(source: Source) -> Incoming:
         place = _only_skill(tree, source, str, do="pack one of them alone")
         start = f"{place}/" if place else ""
         inside = {path.removeprefix(start): tree[path] for path in tree if path.startswith(start)}
-        return Incoming(spelled(inside), place.rsplit("/", 1)[-1] or source.stem, str(source))
+        return FetchedSkill(
+            fix_document_name(inside), place.rsplit("/", 1)[-1] or source.stem, str(source)
+        )
     place = _only_skill(_documents_below(source), source, lambda place: str(source / place))
     folder = source / place if place else source
-    return Incoming(spelled(read_folder(folder)), folder.resolve().name, str(folder))
+    return FetchedSkill(fix_document_name(read_folder(folder)), folder.resolve().name, str(folder))
 
 
 def skills_below(top: Path) -> list[Path]:
@@ -288,7 +290,7 @@ def skills_below(top: Path) -> list[Path]:
     return [top / place for place in _outermost(_documents_below(top), top)]
 
 
-def spelled(tree: Tree) -> Tree:
+def fix_document_name(tree: Tree) -> Tree:
     """Call the document SKILL.md; raises SourceUnavailable for none, UnusableSkill for two."""
     document = next(iter(documents(path for path in tree if "/" not in path)), None)
     if document is None:
@@ -299,14 +301,16 @@ def spelled(tree: Tree) -> Tree:
     return named
 
 
-def _from_git(source: GitSource) -> Incoming:
+def _from_git(source: GitSource) -> FetchedSkill:
     def at(place: str) -> GitSource:
         return replace(source, path="/".join(part for part in (source.path, place) if part))
 
-    with fetched(source) as repository:
+    with open_repository(source) as repository:
         found = at(_only_skill(repository.paths(source.path), source, lambda place: str(at(place))))
         name = (found.path or found.url).rsplit("/", 1)[-1].removesuffix(".git")
-        return Incoming(spelled(repository.tree(found.path)), name, str(found), repository.commit)
+        return FetchedSkill(
+            fix_document_name(repository.tree(found.path)), name, str(found), repository.commit
+        )
 
 
 def _only_skill(

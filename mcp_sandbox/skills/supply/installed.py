@@ -60,7 +60,7 @@ class Version(_Model):
     installed_at: str
 
 
-class Entry(Version):
+class LockEntry(Version):
     """An installed skill, and the version before it, which `update --undo` brings back."""
 
     former: Version | None = None
@@ -68,7 +68,7 @@ class Entry(Version):
 
 class _LockFile(_Model):
     version: int = Field(default=1, ge=1, le=1)
-    skills: dict[str, Entry] = {}
+    skills: dict[str, LockEntry] = {}
 
 
 class _Plan(_Model):
@@ -76,16 +76,16 @@ class _Plan(_Model):
 
     user: str
     name: str
-    entry: Entry | None
+    entry: LockEntry | None
     inode: int | None
 
 
 @dataclass(frozen=True)
-class State:
+class InstalledState:
     """A skill as it is now against its entry; `problem` says why there is no `tree`."""
 
     name: str
-    entry: Entry | None
+    entry: LockEntry | None
     tree: Tree | None = None
     changed: tuple[str, ...] = ()
     added: tuple[str, ...] = ()
@@ -99,7 +99,7 @@ class State:
         return self.entry is None or bool(differences)
 
 
-class Installed:
+class InstalledSkills:
     """The skills of one user of a data root. Several programs may use it at once; blocks.
 
     Any call raises StorageUnavailable when the data root cannot be used, and ConfigError when the
@@ -113,18 +113,18 @@ class Installed:
         self._stage = self._skills / ".staged"
         self.folder = self._skills / user
 
-    def entries(self) -> Mapping[str, Entry]:
+    def entries(self) -> Mapping[str, LockEntry]:
         with self._changing():
             return _read_lock(self.folder)
 
-    def states(self) -> Sequence[State]:
+    def states(self) -> Sequence[InstalledState]:
         """Compare every skill with the lock file, by name."""
         with self._changing():
             entries = _read_lock(self.folder)
             names = sorted({*entries, *self._names()})
             return [self._state(name, entries.get(name)) for name in names]
 
-    def state(self, name: str) -> State:
+    def state(self, name: str) -> InstalledState:
         """Compare one skill with the lock file. Raises UnknownSkill: there is none of that name."""
         with self._changing():
             return self._state(name, self._known(name))
@@ -178,7 +178,7 @@ class Installed:
         """Accept the files as they are into the lock file; returns the names that this changed."""
         with self._changing():
             old = _read_lock(self.folder)
-            new = dict[str, Entry]()
+            new = dict[str, LockEntry]()
             for name in self._names():
                 present = self._present(name, read_folder(self.folder / name))
                 new[name] = _entry(present, old[name].former if name in old else None)
@@ -192,19 +192,19 @@ class Installed:
             return Version(**entry.model_dump(exclude={"former"}))
         return _version(tree, entry.source if entry else "", entry.commit if entry else "")
 
-    def _state(self, name: str, entry: Entry | None) -> State:
+    def _state(self, name: str, entry: LockEntry | None) -> InstalledState:
         if not self._is_there(name):
-            return State(name, entry, problem="its folder is gone")
+            return InstalledState(name, entry, problem="its folder is gone")
         try:
             tree = read_folder(self.folder / name)
         except (UnusableSkill, SourceUnavailable) as exc:
-            return State(name, entry, problem=str(exc))
+            return InstalledState(name, entry, problem=str(exc))
         now = file_digests(tree)
         then = now if entry is None else entry.files
         changed = tuple(path for path in then if path in now and now[path] != then[path])
         added = tuple(path for path in now if path not in then)
         missing = tuple(path for path in then if path not in now)
-        return State(name, entry, tree, changed, added, missing)
+        return InstalledState(name, entry, tree, changed, added, missing)
 
     def _names(self) -> Iterable[str]:
         for place in self.folder.iterdir():
@@ -214,7 +214,7 @@ class Installed:
     def _is_there(self, name: str) -> bool:
         return "/" not in name and name not in ("", ".", "..") and (self.folder / name).is_dir()
 
-    def _known(self, name: str) -> Entry | None:
+    def _known(self, name: str) -> LockEntry | None:
         entry = _read_lock(self.folder).get(name)
         if entry is None and not self._is_there(name):
             known = ", ".join(sorted(self._names())[:20]) or "none"
@@ -240,7 +240,7 @@ class Installed:
                 _discard(self._stage)
                 yield
 
-    def _carry_out(self, name: str, tree: Tree | None, entry: Entry | None) -> None:
+    def _carry_out(self, name: str, tree: Tree | None, entry: LockEntry | None) -> None:
         """Put a tree in place, or take away what is there."""
         new, place = self._stage / "skill", self.folder / name
         self._stage.mkdir(mode=0o700)
@@ -289,8 +289,8 @@ def file_digests(tree: Tree) -> dict[str, str]:
     return {path: digest_of(file.data) for path, file in tree.items()}
 
 
-def _entry(version: Version, former: Version | None) -> Entry:
-    return Entry(**version.model_dump(), former=former)
+def _entry(version: Version, former: Version | None) -> LockEntry:
+    return LockEntry(**version.model_dump(), former=former)
 
 
 def _version(tree: Tree, source: str, commit: str) -> Version:
@@ -299,7 +299,7 @@ def _version(tree: Tree, source: str, commit: str) -> Version:
     return Version(source=source, commit=commit, digest=digest, files=files, installed_at=now)
 
 
-def _read_lock(folder: Path) -> Mapping[str, Entry]:
+def _read_lock(folder: Path) -> Mapping[str, LockEntry]:
     path = folder / LOCK_FILE
     try:
         return _LockFile.model_validate_json(path.read_bytes()).skills
@@ -312,7 +312,7 @@ def _read_lock(folder: Path) -> Mapping[str, Entry]:
         ) from exc
 
 
-def _write_lock(folder: Path, entries: Mapping[str, Entry]) -> None:
+def _write_lock(folder: Path, entries: Mapping[str, LockEntry]) -> None:
     content = _LockFile(skills=dict(sorted(entries.items()))).model_dump(mode="json")
     data = json.dumps(content, indent=1, ensure_ascii=False).encode()
     durable.write_file(folder / LOCK_FILE, data + b"\n")

@@ -56,14 +56,14 @@ _DAMAGES = (
 
 
 @dataclass(frozen=True)
-class File:
+class SourceFile:
     """A regular file: its bytes, and whether it may be run as a program."""
 
     data: bytes
     executable: bool = False
 
 
-Tree = Mapping[str, File]
+Tree = Mapping[str, SourceFile]
 """Path in the skill's folder, with slashes -> file."""
 
 
@@ -71,7 +71,7 @@ class Collector:
     """Gathers the files of a source one by one and stops at the first that is too much."""
 
     def __init__(self) -> None:
-        self._files: dict[str, File] = {}
+        self._files: dict[str, SourceFile] = {}
         # Folded -> as it is spelled, and whether it is a folder.
         self._names: dict[str, tuple[str, bool]] = {}
         # How many further bytes there may be.
@@ -103,7 +103,7 @@ class Collector:
         if len(data) > self.room:
             raise too_large()
         self.room -= len(data)
-        self._files[path] = File(data, executable)
+        self._files[path] = SourceFile(data, executable)
 
     def tree(self) -> Tree:
         return dict(sorted(self._files.items()))

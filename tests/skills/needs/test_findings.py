@@ -11,7 +11,7 @@ import pytest
 
 from mcp_sandbox.skills.needs.findings import MAX_FILE_BYTES, scan
 from mcp_sandbox.skills.needs.python import NAMESPACES, read_python
-from mcp_sandbox.skills.needs.uses import Use
+from mcp_sandbox.skills.needs.uses import Requirement
 
 
 def needs_of(**files: str) -> dict[tuple[str, str], str]:
@@ -95,7 +95,7 @@ def test_a_guarded_import_is_optional_unless_the_handler_ends_the_program(
 def test_what_takes_the_place_of_a_missing_module_is_needed_without_it_only() -> None:
     text = b"try:\n    import tomllib\nexcept ImportError:\n    import tomli as tomllib\n"
     _, needs = scan({"a.py": text})
-    assert Use("python", "tomli", "always", "tomllib", ("a.py",)) in needs
+    assert Requirement("python", "tomli", "always", "tomllib", ("a.py",)) in needs
 
 
 def test_imports_in_texts_comments_and_for_types_do_not_count() -> None:

@@ -4,8 +4,8 @@ import os
 import signal
 import sys
 
-from mcp_sandbox.skills.supply.installed import Installed
-from mcp_sandbox.skills.supply.tree import File, Tree
+from mcp_sandbox.skills.supply.installed import InstalledSkills
+from mcp_sandbox.skills.supply.tree import SourceFile, Tree
 
 USER = "local"
 NAME = "pdf"
@@ -14,16 +14,16 @@ NAME = "pdf"
 def version(number: int) -> Tree:
     """Return the files of a skill, which all say which version they are of."""
     text = f"---\nname: pdf\ndescription: Version {number}.\n---\n".encode()
-    return {"SKILL.md": File(text), f"scripts/{number}.sh": File(text, executable=True)}
+    return {"SKILL.md": SourceFile(text), f"scripts/{number}.sh": SourceFile(text, executable=True)}
 
 
-def put(installed: Installed, number: int) -> None:
+def put(installed: InstalledSkills, number: int) -> None:
     before = installed.state(NAME).tree if NAME in installed.entries() else None
     tree = version(number)
     installed.put(NAME, tree, f"./{number}", instead_of=before)
 
 
-def change(installed: Installed, what: str) -> None:
+def change(installed: InstalledSkills, what: str) -> None:
     if what == "undo":
         installed.undo(NAME)
     elif what == "remove":
@@ -32,7 +32,7 @@ def change(installed: Installed, what: str) -> None:
         put(installed, int(what))
 
 
-def change_and_die(installed: Installed, what: str, after: int) -> None:
+def change_and_die(installed: InstalledSkills, what: str, after: int) -> None:
     """Begin a change and be killed at so many-th event (files opened, renamed, removed …) of it."""
     left = after
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mcp_sandbox.errors import SourceUnavailable, UnusableSkill
-from mcp_sandbox.skills.supply.fetch import GitSource, fetch, fetched
+from mcp_sandbox.skills.supply.fetch import GitSource, fetch, open_repository
 
 Git = Callable[..., str]
 
@@ -58,7 +58,7 @@ def test_folder_of_a_commit_comes_as_it_was_committed(repository: Path, run: Git
     (repository / "skills" / "pdf" / "new").touch()
     second = commit(run)
     for ref, commit_id, count in (("", second, 3), (first, first, 2), ("main", second, 3)):
-        with fetched(GitSource(url(repository), ref)) as at_hand:
+        with open_repository(GitSource(url(repository), ref)) as at_hand:
             assert at_hand.commit == commit_id
             tree = at_hand.tree("skills/pdf")
             assert len(tree) == count == len(at_hand.paths("skills"))
@@ -82,7 +82,7 @@ def test_nothing_of_the_repository_is_run(repository: Path, run: Git) -> None:
         file.parent.mkdir(exist_ok=True)
         file.write_text(f"#!/bin/sh\ntouch {witness}\n")
         file.chmod(0o755)
-    with fetched(GitSource(url(repository))) as at_hand:
+    with open_repository(GitSource(url(repository))) as at_hand:
         assert at_hand.tree("skills/pdf")["SKILL.md"].data == b"---\nname: pdf\n---\n"
     assert not witness.exists()
 
@@ -90,11 +90,11 @@ def test_nothing_of_the_repository_is_run(repository: Path, run: Git) -> None:
 def test_link_in_the_skill_is_refused_and_one_beside_it_is_not(repository: Path, run: Git) -> None:
     (repository / "outside").symlink_to("/etc")
     commit(run)
-    with fetched(GitSource(url(repository))) as at_hand:
+    with open_repository(GitSource(url(repository))) as at_hand:
         assert len(at_hand.tree("skills/pdf")) == 2
     (repository / "skills" / "pdf" / "passwd").symlink_to("/etc/passwd")
     commit(run)
-    with fetched(GitSource(url(repository))) as at_hand:
+    with open_repository(GitSource(url(repository))) as at_hand:
         with pytest.raises(UnusableSkill, match="'passwd' is a link or a submodule"):
             at_hand.tree("skills/pdf")
 
@@ -103,7 +103,7 @@ def test_submodule_in_the_skill_is_refused(repository: Path, run: Git) -> None:
     head = commit(run)
     run("update-index", "--add", "--cacheinfo", f"160000,{head},skills/pdf/sub")
     run("commit", "-q", "-m", "x")
-    with fetched(GitSource(url(repository))) as at_hand:
+    with open_repository(GitSource(url(repository))) as at_hand:
         with pytest.raises(UnusableSkill, match="submodule"):
             at_hand.tree("skills/pdf")
 
@@ -112,7 +112,7 @@ def test_too_many_bytes_are_refused_before_they_are_read(repository: Path, run: 
     with (repository / "skills" / "pdf" / "large").open("wb") as stream:
         stream.truncate((16 << 20) + 1)
     commit(run)
-    with fetched(GitSource(url(repository))) as at_hand:
+    with open_repository(GitSource(url(repository))) as at_hand:
         with pytest.raises(UnusableSkill, match="larger than 16 MiB"):
             at_hand.tree("skills/pdf")
 
@@ -131,7 +131,7 @@ def test_tree_that_is_endless_when_listed_is_refused(repository: Path, run: Git)
         tree = done.stdout.strip()
     bomb = run("commit-tree", tree, "-m", "bomb")
     run("update-ref", "refs/heads/bomb", bomb)
-    with fetched(GitSource(url(repository), "bomb")) as at_hand:
+    with open_repository(GitSource(url(repository), "bomb")) as at_hand:
         with pytest.raises(UnusableSkill, match="larger than any repository of skills"):
             at_hand.paths("")
 
@@ -164,7 +164,7 @@ def test_what_is_not_there_is_named(
 ) -> None:
     commit(run)
     with pytest.raises(SourceUnavailable, match=says):
-        with fetched(GitSource(url(repository), ref)) as at_hand:
+        with open_repository(GitSource(url(repository), ref)) as at_hand:
             at_hand.tree(path)
 
 
@@ -173,7 +173,7 @@ def test_nobody_is_asked_and_nothing_is_left(
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with pytest.raises(SourceUnavailable, match="Look at the address"):
-        with fetched(GitSource(f"file://{tmp_path}/none")):
+        with open_repository(GitSource(f"file://{tmp_path}/none")):
             pass
     assert list(tmp_path.iterdir()) == []
 
@@ -181,7 +181,7 @@ def test_nobody_is_asked_and_nothing_is_left(
 def test_git_that_takes_too_long_is_ended(repository: Path, run: Git) -> None:
     commit(run)
     with pytest.raises(SourceUnavailable, match="in time: look at the network"):
-        with fetched(GitSource(url(repository)), time_limit_s=0):
+        with open_repository(GitSource(url(repository)), time_limit_s=0):
             pass
 
 
@@ -190,5 +190,5 @@ def test_missing_git_is_named_as_what_to_install(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(SourceUnavailable, match="git is not installed: install it"):
-        with fetched(GitSource(f"file://{tmp_path}")):
+        with open_repository(GitSource(f"file://{tmp_path}")):
             pass

@@ -9,18 +9,18 @@ from pathlib import Path
 import pytest
 
 from mcp_sandbox.errors import AlreadyExists, ConfigError, InvalidArgument, UnknownSkill
-from mcp_sandbox.skills.supply.installed import LOCK_FILE, Installed
+from mcp_sandbox.skills.supply.installed import LOCK_FILE, InstalledSkills
 from mcp_sandbox.skills.supply.tree import Tree, read_folder
 from tests.skills.supply import killed
 from tests.skills.supply.killed import NAME, USER, put, version
 
 
 @pytest.fixture
-def installed(data_root: Path) -> Installed:
-    return Installed(data_root, USER)
+def installed(data_root: Path) -> InstalledSkills:
+    return InstalledSkills(data_root, USER)
 
 
-def test_installed_skill_is_there_with_its_entry(installed: Installed) -> None:
+def test_installed_skill_is_there_with_its_entry(installed: InstalledSkills) -> None:
     put(installed, 1)
     assert installed.state(NAME).tree == version(1)
     entry = installed.entries()[NAME]
@@ -30,7 +30,9 @@ def test_installed_skill_is_there_with_its_entry(installed: Installed) -> None:
     assert oct((installed.folder / NAME / "scripts" / "1.sh").stat().st_mode)[-3:] == "755"
 
 
-def test_update_keeps_the_former_version_and_undo_brings_it_back(installed: Installed) -> None:
+def test_update_keeps_the_former_version_and_undo_brings_it_back(
+    installed: InstalledSkills,
+) -> None:
     put(installed, 1)
     put(installed, 2)
     assert installed.state(NAME).tree == version(2)
@@ -42,13 +44,13 @@ def test_update_keeps_the_former_version_and_undo_brings_it_back(installed: Inst
         assert (entry.source, entry.former.source) == (f"./{number}", f"./{3 - number}")
 
 
-def test_without_an_update_there_is_nothing_to_undo(installed: Installed) -> None:
+def test_without_an_update_there_is_nothing_to_undo(installed: InstalledSkills) -> None:
     put(installed, 1)
     with pytest.raises(UnknownSkill, match="only an update keeps one"):
         installed.undo(NAME)
 
 
-def test_removed_skill_leaves_nothing(installed: Installed, data_root: Path) -> None:
+def test_removed_skill_leaves_nothing(installed: InstalledSkills, data_root: Path) -> None:
     put(installed, 1)
     put(installed, 2)
     installed.remove(NAME)
@@ -59,7 +61,7 @@ def test_removed_skill_leaves_nothing(installed: Installed, data_root: Path) -> 
         installed.remove(NAME)
 
 
-def test_what_was_changed_meanwhile_is_not_overwritten(installed: Installed) -> None:
+def test_what_was_changed_meanwhile_is_not_overwritten(installed: InstalledSkills) -> None:
     put(installed, 1)
     seen = installed.state(NAME).tree
     (installed.folder / NAME / "mine.txt").write_text("work")
@@ -74,7 +76,7 @@ def test_of_two_who_install_the_same_at_once_one_is_told(data_root: Path) -> Non
     with ThreadPoolExecutor(8) as several:
         waiting = [
             several.submit(
-                Installed(data_root, USER).put,
+                InstalledSkills(data_root, USER).put,
                 NAME,
                 version(number),
                 f"./{number}",
@@ -85,11 +87,11 @@ def test_of_two_who_install_the_same_at_once_one_is_told(data_root: Path) -> Non
         failures = [each.exception(timeout=30) for each in waiting]
     assert [type(failure) for failure in failures if failure] == [AlreadyExists] * 7
     winner = failures.index(None)
-    assert Installed(data_root, USER).state(NAME).tree == version(winner)
-    assert Installed(data_root, USER).entries()[NAME].source == f"./{winner}"
+    assert InstalledSkills(data_root, USER).state(NAME).tree == version(winner)
+    assert InstalledSkills(data_root, USER).entries()[NAME].source == f"./{winner}"
 
 
-def test_local_changes_are_told_and_kept_as_former_version(installed: Installed) -> None:
+def test_local_changes_are_told_and_kept_as_former_version(installed: InstalledSkills) -> None:
     put(installed, 1)
     (installed.folder / NAME / "mine.txt").write_text("work")
     (installed.folder / NAME / "SKILL.md").write_text("changed")
@@ -103,7 +105,7 @@ def test_local_changes_are_told_and_kept_as_former_version(installed: Installed)
     assert not any(state.differs for state in installed.states())
 
 
-def test_lock_takes_what_is_there_as_it_is(installed: Installed) -> None:
+def test_lock_takes_what_is_there_as_it_is(installed: InstalledSkills) -> None:
     put(installed, 1)
     (installed.folder / "own").mkdir()
     (installed.folder / "own" / "SKILL.md").write_text("x")
@@ -114,7 +116,7 @@ def test_lock_takes_what_is_there_as_it_is(installed: Installed) -> None:
     assert installed.relock() == []
 
 
-def test_folder_that_is_gone_and_one_with_a_link_are_told(installed: Installed) -> None:
+def test_folder_that_is_gone_and_one_with_a_link_are_told(installed: InstalledSkills) -> None:
     put(installed, 1)
     (installed.folder / NAME).rename(installed.folder / "moved")
     (installed.folder / "moved" / "link").symlink_to("/etc/passwd")
@@ -123,7 +125,7 @@ def test_folder_that_is_gone_and_one_with_a_link_are_told(installed: Installed) 
     assert gone.problem == "its folder is gone"
 
 
-def test_damaged_lock_file_is_reported_and_left_alone(installed: Installed) -> None:
+def test_damaged_lock_file_is_reported_and_left_alone(installed: InstalledSkills) -> None:
     put(installed, 1)
     (installed.folder / LOCK_FILE).write_text("{")
     with pytest.raises(ConfigError, match=r"skills-lock\.json is damaged"):
@@ -133,7 +135,7 @@ def test_damaged_lock_file_is_reported_and_left_alone(installed: Installed) -> N
 
 @pytest.mark.parametrize("plan", [b"", b"{", b"\xff\xfe", b'{"user": "local"}'])
 def test_damaged_rest_of_a_change_is_dropped(
-    plan: bytes, installed: Installed, data_root: Path
+    plan: bytes, installed: InstalledSkills, data_root: Path
 ) -> None:
     put(installed, 1)
     stage = data_root / "skills" / ".staged"
@@ -148,7 +150,7 @@ def test_damaged_rest_of_a_change_is_dropped(
 
 def test_user_is_never_a_path(data_root: Path) -> None:
     with pytest.raises(InvalidArgument):
-        Installed(data_root, "../other")
+        InstalledSkills(data_root, "../other")
 
 
 def die(data_root: Path, at: int, what: str) -> bool:
@@ -156,7 +158,7 @@ def die(data_root: Path, at: int, what: str) -> bool:
     child = os.fork()
     if child == 0:
         try:
-            killed.change_and_die(Installed(data_root, USER), what, at)
+            killed.change_and_die(InstalledSkills(data_root, USER), what, at)
         finally:
             os._exit(0)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
@@ -176,7 +178,7 @@ def die(data_root: Path, at: int, what: str) -> bool:
 def test_killed_at_any_point_a_change_is_whole_or_not_at_all(
     what: str, before: Tree | None, after: Tree | None, every: int, tmp_path: Path
 ) -> None:
-    prepared = Installed(tmp_path / "prepared", USER)
+    prepared = InstalledSkills(tmp_path / "prepared", USER)
     prepared.states()
     if before is not None:
         put(prepared, 1)
@@ -186,7 +188,7 @@ def test_killed_at_any_point_a_change_is_whole_or_not_at_all(
         shutil.rmtree(root, ignore_errors=True)
         shutil.copytree(tmp_path / "prepared", root)
         dead = die(root, at, what)
-        installed = Installed(root, USER)
+        installed = InstalledSkills(root, USER)
         place = installed.folder / NAME
         seen = read_folder(place) if place.exists() else None
         assert seen == after or (dead and seen == before), at
