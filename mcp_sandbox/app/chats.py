@@ -119,7 +119,7 @@ async def open_manager(
     """
     await to_thread.run_sync(import_module, "mcp_sandbox.sessions.manager")
     from mcp_sandbox.audit import open_audit
-    from mcp_sandbox.policy import profile_of
+    from mcp_sandbox.policy import choose_profile
     from mcp_sandbox.sessions.approvals import Approvals
     from mcp_sandbox.sessions.chat_records import ChatRecords, UseTimes, system_clock
     from mcp_sandbox.sessions.gate import PolicyCheck
@@ -171,7 +171,7 @@ async def open_manager(
         skills = skills or open_skills(config)
         judge = PolicyCheck(
             await to_thread.run_sync(rules_of, config),
-            profile_of(config.policy.profile, backend.name),
+            choose_profile(config.policy.profile, backend.name),
             config.network,
             Approvals(ledger, audit, config.sessions.lifetime),
             audit.mask,

@@ -10,7 +10,7 @@ import typer
 
 from mcp_sandbox.cli.options import AsJson, ConfigFile, console, given, load, printable, table, tell
 from mcp_sandbox.models import Network
-from mcp_sandbox.policy import Assessment, Profile, assess, decide, failures, load_rules
+from mcp_sandbox.policy import Assessment, Profile, assess, check_examples, decide, load_rules
 from mcp_sandbox.policy.rules import read_rules
 
 group = typer.Typer(no_args_is_help=True, help="See how code is graded before it runs.")
@@ -74,6 +74,6 @@ def try_examples(
 ) -> None:
     """Try the examples of every rule: the shipped ones, the operator's, and those of FILE."""
     rules = read_rules([*load(config).config.policy.rules, *([file] if file else ())])
-    wrong = list(failures(rules))
+    wrong = list(check_examples(rules))
     print(*wrong, f"{len(rules.all)} rules, {len(wrong)} wrong examples", sep="\n")
     raise typer.Exit(1 if wrong else 0)

@@ -9,12 +9,12 @@ from mcp_sandbox.policy.assess import Decision as Decision
 from mcp_sandbox.policy.assess import Profile as Profile
 from mcp_sandbox.policy.assess import assess as assess
 from mcp_sandbox.policy.assess import assess_aside as assess_aside
+from mcp_sandbox.policy.assess import check_examples as check_examples
+from mcp_sandbox.policy.assess import choose_profile as choose_profile
 from mcp_sandbox.policy.assess import decide as decide
-from mcp_sandbox.policy.assess import failures as failures
 from mcp_sandbox.policy.assess import load_rules as load_rules
-from mcp_sandbox.policy.assess import profile_of as profile_of
 from mcp_sandbox.policy.assess import risk_level as risk_level
 from mcp_sandbox.policy.rules import Assessment as Assessment
 from mcp_sandbox.policy.rules import Level as Level
-from mcp_sandbox.policy.rules import Match as Match
+from mcp_sandbox.policy.rules import RuleMatch as RuleMatch
 from mcp_sandbox.policy.rules import Rules as Rules

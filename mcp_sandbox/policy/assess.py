@@ -24,7 +24,7 @@ from mcp_sandbox.policy.rules import (
     Code,
     Fact,
     Level,
-    Match,
+    RuleMatch,
     Rules,
     Suggested,
     read_rules,
@@ -45,10 +45,10 @@ _LONG = 4096
 # Characters of code up to which a grade is cached.
 _SHORT = 2048
 _GIVEN: Mapping[str, object] = MappingProxyType({})
-_UNREAD = Match("unread", "high", "only the first 64 KiB were read")
-_NESTED = Match("unread", "high", "it goes on longer or deeper than is read")
-_UNKNOWN = Match("unknown-language", "high", "code in this language is not read")
-_OTHER = Match("other-program", "medium", "not all that it runs is known to be harmless")
+_UNREAD = RuleMatch("unread", "high", "only the first 64 KiB were read")
+_NESTED = RuleMatch("unread", "high", "it goes on longer or deeper than is read")
+_UNKNOWN = RuleMatch("unknown-language", "high", "code in this language is not read")
+_OTHER = RuleMatch("other-program", "medium", "not all that it runs is known to be harmless")
 
 
 @dataclass(frozen=True)
@@ -60,8 +60,8 @@ class Decision:
 
     verdict: Literal["allow", "deny", "ask"]
     sentence: str = ""
-    match: Match | None = None
-    asks: tuple[Match, ...] = ()
+    match: RuleMatch | None = None
+    asks: tuple[RuleMatch, ...] = ()
 
 
 def suggest(level: Level, language: str, content: str) -> Suggested:
@@ -95,11 +95,11 @@ def decide(found: Assessment, profile: Profile, network: Network, language: str)
     return Decision("allow", match=worst)
 
 
-def _tagged(found: Assessment, tag: str) -> Match | None:
+def _tagged(found: Assessment, tag: str) -> RuleMatch | None:
     return next((each for each in found.patterns if tag in each.tags), None)
 
 
-def profile_of(setting: Literal[Profile, "auto"], backend: str) -> Profile:
+def choose_profile(setting: Literal[Profile, "auto"], backend: str) -> Profile:
     """Return the profile that a setting means on a backend: auto is strict where none isolates."""
     if setting == "auto":
         return "strict" if backend == "unsafe-local" else "isolated"
@@ -161,12 +161,12 @@ def load_rules(files: Sequence[Path] = ()) -> Rules:
         ConfigError: a file is wrong, or an example of it; the message names file, line and reason.
     """
     rules = read_rules(files) if files else _shipped()
-    if wrong := next(failures(rules, _shipped()), None):
+    if wrong := next(check_examples(rules, _shipped()), None):
         raise ConfigError(f"{wrong}: correct the rule or the example")
     return rules
 
 
-def failures(rules: Rules, tried: Rules | None = None) -> Iterator[str]:
+def check_examples(rules: Rules, tried: Rules | None = None) -> Iterator[str]:
     """Yield a sentence for each example that its rule gets wrong; skip the rules in `tried`."""
     for rule in rules.all:
         if tried and rule in tried.all:
@@ -183,7 +183,7 @@ def _shipped() -> Rules:
     return read_rules()
 
 
-def _matches(given: tuple[str, ...], rules: Rules) -> Iterator[Match]:
+def _matches(given: tuple[str, ...], rules: Rules) -> Iterator[RuleMatch]:
     """Yield what applies to the code, and to code inside of it."""
     content, language, *seen = given
     if len(content) > _READ:
@@ -214,6 +214,6 @@ def _matches(given: tuple[str, ...], rules: Rules) -> Iterator[Match]:
                 inside.append((_READERS[fact.language](fact.text), depth + 1))
 
 
-def _applied(fact: Fact, rules: Rules) -> list[Match]:
+def _applied(fact: Fact, rules: Rules) -> list[RuleMatch]:
     found = [*rules.applied(fact)]
     return found if found or "program" not in fact.values else [_OTHER]

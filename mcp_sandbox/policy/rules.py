@@ -44,7 +44,7 @@ class Fact:
 
 
 @dataclass(frozen=True)
-class Match:
+class RuleMatch:
     """A rule that applies: what it destroys or where it sends something is its `target`."""
 
     rule: str
@@ -66,11 +66,11 @@ class Assessment:
     requires_confirmation: bool
     requires_isolation: bool
     suggested: Suggested
-    patterns: tuple[Match, ...]
+    patterns: tuple[RuleMatch, ...]
 
 
 @dataclass(frozen=True)
-class Rule:
+class PolicyRule:
     """A rule applies to a fact that fulfils all `conditions`: by kind, for the whole of a text.
 
     `examples` say whether it applies to them; `at` says where the rule stands.
@@ -86,7 +86,7 @@ class Rule:
     replaces: str
     at: str
 
-    def applied(self, fact: Fact) -> Match | None:
+    def applied(self, fact: Fact) -> RuleMatch | None:
         """Return the match with a fact of the rule's language, if it is one."""
         target = fact.target
         for kind, pattern in self.conditions:
@@ -102,16 +102,16 @@ class Rule:
         shown = target[:200]
         if not shown.isprintable():
             shown = "".join(c if c.isprintable() else "…" for c in shown)
-        return Match(self.id, self.level, self.reason, self.tags, shown)
+        return RuleMatch(self.id, self.level, self.reason, self.tags, shown)
 
 
 class Rules:
     """The rules in force."""
 
-    def __init__(self, rules: Iterable[Rule]) -> None:
+    def __init__(self, rules: Iterable[PolicyRule]) -> None:
         """Index them by their first condition, which often is a list of names."""
         self.all = tuple(rules)
-        self._index: dict[tuple[str, str], dict[str, list[Rule]]] = {}
+        self._index: dict[tuple[str, str], dict[str, list[PolicyRule]]] = {}
         for rule in self.all:
             kind, pattern = rule.conditions[0]
             by_name = self._index.setdefault((rule.language, kind), {})
@@ -119,7 +119,7 @@ class Rules:
             for name in pattern.pattern.split("|") if listed else [_ANY]:
                 by_name.setdefault(name, []).append(rule)
 
-    def applied(self, fact: Fact) -> Iterator[Match]:
+    def applied(self, fact: Fact) -> Iterator[RuleMatch]:
         """Yield the match of each rule that applies to a fact."""
         for kind, texts in fact.values.items():
             if texts and (by_name := self._index.get((fact.language, kind))):
@@ -135,7 +135,7 @@ def read_rules(files: Sequence[Path] = ()) -> Rules:
     Raises:
         ConfigError: a file cannot be read or understood; the message has line and reason.
     """
-    rules: dict[str, Rule] = {}
+    rules: dict[str, PolicyRule] = {}
     for file in (_SHIPPED, *files):
         for rule in _read(file):
             if rule.replaces and rules.pop(rule.replaces, None) is None:
@@ -149,7 +149,7 @@ def read_rules(files: Sequence[Path] = ()) -> Rules:
     return Rules(rules.values())
 
 
-def _read(file: Path) -> Iterator[Rule]:
+def _read(file: Path) -> Iterator[PolicyRule]:
     at = str(file)
     try:
         loader = _LOADER(file.read_bytes())
@@ -164,7 +164,7 @@ def _read(file: Path) -> Iterator[Rule]:
         raise ConfigError(f"{at}: no rule: {why}; {_WANTED}") from exc
 
 
-def _rule(given: Mapping[str, object], at: str) -> Rule:
+def _rule(given: Mapping[str, object], at: str) -> PolicyRule:
     if wrong := [*(given.keys() - _KEYS), *({"id", "reason"} - given.keys())]:
         raise ValueError(f"the key {wrong[0]!r} is unknown or missing")
     level = next((level for level in LEVELS if level == given["level"]), None)
@@ -179,7 +179,7 @@ def _rule(given: Mapping[str, object], at: str) -> Rule:
     examples = (*((each, True) for each in good), *((each, False) for each in bad))
     name, reason, replaces = (str(given.get(key, "")) for key in ("id", "reason", "replaces"))
     at = f"{at}: rule {name}"
-    return Rule(name, language, level, tags, reason, conditions, examples, replaces, at)
+    return PolicyRule(name, language, level, tags, reason, conditions, examples, replaces, at)
 
 
 def _list(given: Mapping[str, object], key: str) -> list[str]:

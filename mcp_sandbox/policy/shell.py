@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, pairwise
 
 from mcp_sandbox.policy.rules import Code, Fact
-from mcp_sandbox.reading.commands import DYNAMIC, behind, names, without_assignments
+from mcp_sandbox.reading.commands import DYNAMIC, drop_assignments, names, unwrap_command
 from mcp_sandbox.reading.shell import Script, read_script
 
 # Variables with assumed values: the home is `~`, and words are split at blanks.
@@ -76,7 +76,7 @@ class _Reader:
             yield Fact("shell", path, {"writes": (self._full(path),)})
 
     def _command(self, words: list[str], depth: int = 0) -> Iterator[Fact | Code]:
-        words = without_assignments(words)
+        words = drop_assignments(words)
         if words and " " in words[0]:
             words[:1] = words[0].split()
         if not words or depth > _DEEPEST:
@@ -160,7 +160,7 @@ def _wrapped(program: str, given: list[str]) -> list[str]:
         return given[given.index(rest[0]) :] if rest else []
     if program in ("python", "pypy") and "-m" in given[:3]:
         return given[given.index("-m") + 1 :]
-    return behind(program, given)
+    return unwrap_command(program, given)
 
 
 def _arguments(program: str, given: Sequence[str]) -> list[str]:

@@ -31,12 +31,12 @@ _EXECUTES = names("-exec -execdir -ok -okdir")
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*\+?=.*", re.DOTALL)
 
 
-def without_assignments(words: list[str]) -> list[str]:
+def drop_assignments(words: list[str]) -> list[str]:
     """Return the words of a command without the variables that are set for it."""
     return list(dropwhile(_ASSIGNMENT.fullmatch, words))
 
 
-def behind(program: str, words: list[str]) -> list[str]:
+def unwrap_command(program: str, words: list[str]) -> list[str]:
     """Return the command that a wrapper or `find` runs; `words` stand after its name."""
     if program == "find":
         return list(dropwhile(lambda word: word not in _EXECUTES, words))[1:]
@@ -45,4 +45,4 @@ def behind(program: str, words: list[str]) -> list[str]:
     at, takes = 0, _TAKES_WORD.get(program, ())
     while at < len(words) and words[at].startswith("-"):
         at += 2 if words[at] in takes else 1
-    return without_assignments(words[at:])[WRAPPERS[program] :]
+    return drop_assignments(words[at:])[WRAPPERS[program] :]

@@ -40,7 +40,7 @@ _DECLARES = frozenset({"export", "local", "declare", "readonly", "typeset"})
 
 
 @dataclass
-class Command:
+class SimpleCommand:
     """A simple command; `joined` is the operator before it, such as `&&`.
 
     `closed`: a block ended before it. `negated`: a `!` stands before it. `inner`: how many of the
@@ -65,7 +65,7 @@ class Script:
     `functions` maps each name to the number of commands before its body.
     """
 
-    commands: list[Command] = field(default_factory=list[Command])
+    commands: list[SimpleCommand] = field(default_factory=list[SimpleCommand])
     functions: dict[str, int] = field(default_factory=dict[str, int])
     set_variables: set[str] = field(default_factory=set[str])
     read_variables: set[str] = field(default_factory=set[str])
@@ -74,24 +74,24 @@ class Script:
 
 
 @dataclass
-class State:
+class ParserState:
     """Where in a list of commands the reader is; `began`: how many commands stood before this."""
 
-    command: Command
+    command: SimpleCommand
     began: int
     cases: int = 0
     in_pattern: bool = False
 
 
 @dataclass
-class Document:
+class HereDocument:
     """A here-document that is still to be read: the line that ends it, and whose input it is."""
 
     end: str
     strips: bool
     literal: bool
     depth: int
-    command: Command | None = None
+    command: SimpleCommand | None = None
 
 
 def read_script(text: str, values: Mapping[str, str] | None = None) -> Script:
@@ -110,14 +110,14 @@ class _Reader:
         self._values = values
         self._text = text
         self._at = 0
-        self._documents: list[Document] = []
+        self._documents: list[HereDocument] = []
 
     def commands(self, closing: str, depth: int) -> None:
         """Read on to `closing` or the end, unless it is nested too deep."""
         if depth >= _DEEPEST:
             self.script.cut = True
             return
-        state = State(Command(depth=depth), len(self.script.commands))
+        state = ParserState(SimpleCommand(depth=depth), len(self.script.commands))
         while self._at < len(self._text):
             char = self._text[self._at]
             if char == closing and not state.in_pattern:
@@ -126,7 +126,7 @@ class _Reader:
             self._step(char, state, depth)
         self._end(state, "")
 
-    def _step(self, char: str, state: State, depth: int) -> None:
+    def _step(self, char: str, state: ParserState, depth: int) -> None:
         text, at = self._text, self._at
         if char in " \t\r" or text.startswith("\\\n", at):
             self._at += 1 + (char == "\\")
@@ -161,7 +161,7 @@ class _Reader:
         self._at = len(self._text) if end < 0 else end
         return self._text[began : self._at]
 
-    def _parenthesis(self, char: str, state: State, depth: int) -> None:
+    def _parenthesis(self, char: str, state: ParserState, depth: int) -> None:
         self._at += 1
         if char == ")" or state.in_pattern:
             if char == ")":
@@ -182,7 +182,7 @@ class _Reader:
             if first < len(self.script.commands):
                 self.script.commands[first].joined = joined
 
-    def _array(self, state: State, depth: int) -> None:
+    def _array(self, state: ParserState, depth: int) -> None:
         """Read on behind `name=(` to its `)`."""
         for char in self._upto(")"):
             if char == "#":
@@ -204,7 +204,7 @@ class _Reader:
                 open_ += (char == "(") - (char == ")")
                 self._at += 1
 
-    def _in_test(self, state: State, depth: int) -> None:
+    def _in_test(self, state: ParserState, depth: int) -> None:
         if self._text[self._at] in "<>|&;":
             self._at += 1
         else:
@@ -215,14 +215,14 @@ class _Reader:
             elif len(state.command.words) < 3:
                 state.command.words.append(word)
 
-    def _separate(self, mark: str, state: State) -> None:
+    def _separate(self, mark: str, state: ParserState) -> None:
         if state.in_pattern:
             state.command.words.clear()
         else:
             self._end(state, mark)
             state.in_pattern = state.cases > 0 and mark in (";;", ";&", ";;&")
 
-    def _take(self, word: str, state: State) -> None:
+    def _take(self, word: str, state: ParserState) -> None:
         if state.in_pattern:
             if word == "esac":
                 state.in_pattern, state.cases = False, max(0, state.cases - 1)
@@ -245,7 +245,7 @@ class _Reader:
         else:
             self.script.cut = True
 
-    def _end(self, state: State, mark: str) -> None:
+    def _end(self, state: ParserState, mark: str) -> None:
         command, count = state.command, len(self.script.commands)
         if not command.words:
             command.writes, command.heredoc, state.began = [], "", count
@@ -255,9 +255,9 @@ class _Reader:
         for document in self._documents:
             document.command = document.command or command
         state.began = len(self.script.commands)
-        state.command = Command(joined=mark, depth=command.depth)
+        state.command = SimpleCommand(joined=mark, depth=command.depth)
 
-    def _keep(self, command: Command) -> None:
+    def _keep(self, command: SimpleCommand) -> None:
         first, script = command.words[0], self.script
         self._assigned(command.words)
         if first in ("for", "select", "read", "mapfile", "readarray", "getopts"):
@@ -293,12 +293,12 @@ class _Reader:
         else:
             self._values.pop(name, None)
 
-    def _redirect(self, mark: str, state: State, depth: int) -> None:
+    def _redirect(self, mark: str, state: ParserState, depth: int) -> None:
         began = self._at
         word = self._word(depth)
         if mark in ("<<", "<<-") and len(self._documents) < 20:
             literal = any(char in "'\"\\" for char in self._text[began : self._at])
-            self._documents.append(Document(word, mark == "<<-", literal, depth))
+            self._documents.append(HereDocument(word, mark == "<<-", literal, depth))
         elif mark == "<<<":
             state.command.heredoc = word
         elif ">" in mark and word and not (mark == ">&" and _DESCRIPTOR.fullmatch(word)):

@@ -30,7 +30,7 @@ from mcp_sandbox.errors import (
     StorageUnavailable,
 )
 from mcp_sandbox.models import ChatId, Network
-from mcp_sandbox.policy import Decision, Match, Profile, Rules, assess_aside, decide
+from mcp_sandbox.policy import Decision, Profile, RuleMatch, Rules, assess_aside, decide
 from mcp_sandbox.runtime.runtime import Runtime
 from mcp_sandbox.sessions.approvals import Approval, Approvals
 from mcp_sandbox.sessions.sandbox.chat_sandbox import ChatSandbox
@@ -406,7 +406,7 @@ def _effect(decided: Decision) -> str:
     return f"{reason[:1].upper()}{reason[1:]}{more}?"
 
 
-def _part(code: str, asked: Match) -> str:
+def _part(code: str, asked: RuleMatch) -> str:
     """Return the line of a piece of code that names the target, or its first line."""
     lines, target = code.strip().splitlines(), asked.target.split()[:1]
     found = (line for line in lines if target and target[0] in line)

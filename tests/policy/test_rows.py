@@ -5,7 +5,7 @@ from typing import get_args
 import pytest
 
 from mcp_sandbox.models import Network
-from mcp_sandbox.policy import Level, Profile, assess, decide, profile_of, risk_level
+from mcp_sandbox.policy import Level, Profile, assess, choose_profile, decide, risk_level
 from mcp_sandbox.policy.rules import Suggested
 
 CONFIRMED = ("high", "critical")
@@ -192,9 +192,9 @@ def test_many_matches_of_other_rules_hide_none_that_decides() -> None:
 
 
 def test_auto_is_strict_where_nothing_isolates() -> None:
-    assert profile_of("auto", "unsafe-local") == "strict"
-    assert profile_of("auto", "bubblewrap") == "isolated"
-    assert profile_of("off", "unsafe-local") == "off"
+    assert choose_profile("auto", "unsafe-local") == "strict"
+    assert choose_profile("auto", "bubblewrap") == "isolated"
+    assert choose_profile("off", "unsafe-local") == "off"
 
 
 def test_a_relative_path_is_seen_from_the_folder_of_the_call() -> None:

@@ -8,7 +8,7 @@ from typer.testing import CliRunner, Result
 
 from mcp_sandbox.cli import cli
 from mcp_sandbox.errors import ConfigError
-from mcp_sandbox.policy import assess, failures, load_rules
+from mcp_sandbox.policy import assess, check_examples, load_rules
 
 RULE = """\
 - id: no-prod
@@ -40,7 +40,7 @@ def run(*arguments: str, given: str | None = None) -> Result:
 
 
 def test_the_examples_of_every_shipped_rule_hold() -> None:
-    assert list(failures(load_rules())) == []
+    assert list(check_examples(load_rules())) == []
 
 
 def test_a_rule_of_the_operator_makes_stricter(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from itertools import takewhile
 
 from mcp_sandbox.reading.code import Token, javascript_tokens, mark
 from mcp_sandbox.reading.commands import DYNAMIC, names
-from mcp_sandbox.reading.shell import Command, Script, read_script
+from mcp_sandbox.reading.shell import Script, SimpleCommand, read_script
 from mcp_sandbox.skills.needs.uses import Uses, read_command
 
 _BUILTINS = names(
@@ -119,7 +119,7 @@ def read_shell(text: str) -> Uses:
     return uses
 
 
-def _note(command: Command, script: Script, uses: Uses) -> None:
+def _note(command: SimpleCommand, script: Script, uses: Uses) -> None:
     if command.words[0] in script.functions:
         # Its arguments may be a command that the function runs.
         for word in command.words:
@@ -146,7 +146,7 @@ def _guarded(words: Sequence[str]) -> tuple[str, ...] | None:
     return tuple(name for name in asked if DYNAMIC not in name and not name.startswith("-"))
 
 
-def _ends_without(commands: Sequence[Command]) -> bool:
+def _ends_without(commands: Sequence[SimpleCommand]) -> bool:
     """Return whether the script ends if the guard fails."""
     guard, *rest = commands
     if not guard.negated and not (rest and rest[0].joined == "||"):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Literal
 
-from mcp_sandbox.reading.commands import DYNAMIC, WRAPPERS, behind, names, without_assignments
+from mcp_sandbox.reading.commands import DYNAMIC, WRAPPERS, drop_assignments, names, unwrap_command
 
 Kind = Literal["command", "python", "distribution", "node", "npx", "interpreter", "network"]
 """A `distribution` is what pip installs, under its own name; `npx` runs a command of a package."""
@@ -145,7 +145,7 @@ def read_command(words: Sequence[str], uses: Uses, weight: Weight = "always") ->
         uses.text(word)
     rest = list(words)
     for _ in range(10):
-        rest = without_assignments(rest)
+        rest = drop_assignments(rest)
         if not rest or DYNAMIC in rest[0]:
             return
         name = rest[0]
@@ -154,7 +154,7 @@ def read_command(words: Sequence[str], uses: Uses, weight: Weight = "always") ->
             return
         if name not in _OF_THE_SHELL:
             uses.need("command", name, weight)
-        rest = behind(name, rest[1:])
+        rest = unwrap_command(name, rest[1:])
 
 
 def _program(name: str, words: list[str], uses: Uses, weight: Weight) -> None:
@@ -177,7 +177,7 @@ def _program(name: str, words: list[str], uses: Uses, weight: Weight) -> None:
     elif name in ("uv", "uvx", "pipx"):
         _uv(name, words, uses, weight)
     elif name == "find":
-        read_command(behind(name, words)[:29], uses, weight)
+        read_command(unwrap_command(name, words)[:29], uses, weight)
 
 
 def _shell(words: list[str], uses: Uses) -> None:
