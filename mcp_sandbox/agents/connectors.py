@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from mcp_sandbox.config import ConnectorConfig
-from mcp_sandbox.egress.secrets import Source
+from mcp_sandbox.egress.secrets import SecretSource
 from mcp_sandbox.egress.targets import RefusedError
 from mcp_sandbox.errors import ConfigError, InvalidArgument, OperatorError
 
@@ -24,7 +24,7 @@ class Connector:
             has = ", ".join(self.models)
             raise InvalidArgument(f"connector {name} has no model {model[:80]!r}; it has {has}")
         try:
-            self._source = Source(settings.key, private=True) if settings.key else None
+            self._source = SecretSource(settings.key, private=True) if settings.key else None
         except ValueError as exc:
             raise ConfigError(f"connectors.{name}.key is not usable: {exc}") from None
 

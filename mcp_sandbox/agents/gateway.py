@@ -25,7 +25,7 @@ from pydantic_core import from_json, to_json
 
 from mcp_sandbox.agents.connectors import Connector
 from mcp_sandbox.config import EgressConfig, RunConfig
-from mcp_sandbox.egress.authority import trusted
+from mcp_sandbox.egress.authority import load_trusted
 from mcp_sandbox.egress.http_requests import HUNG_UP, Peer
 from mcp_sandbox.egress.secrets import Mask
 from mcp_sandbox.egress.targets import RefusedError
@@ -225,7 +225,7 @@ async def open_gateway(
 def _client(url: str, egress: EgressConfig, silent_s: float) -> httpx2.AsyncClient:
     outside: dict[str, Any] = {"verify": False}
     if url.startswith("https:"):  # Else the service is on this machine.
-        certificates = trusted(egress.ca_bundle).decode("ascii")
+        certificates = load_trusted(egress.ca_bundle).decode("ascii")
         outside["verify"] = ssl.create_default_context(cadata=certificates)
         outside["proxy"] = egress.upstream_proxy or None
     timeout = httpx2.Timeout(silent_s, connect=_DIAL_S, pool=None)

@@ -34,7 +34,7 @@ from mcp_sandbox.telemetry import logs
 
 if TYPE_CHECKING:
     from mcp_sandbox.audit import Audit
-    from mcp_sandbox.egress.rules import Rules as Hosts
+    from mcp_sandbox.egress.rules import EgressRules as Hosts
     from mcp_sandbox.policy import Rules
     from mcp_sandbox.server.server import SandboxServer
     from mcp_sandbox.sessions.chat_records import Clock, UseTimes
@@ -193,13 +193,13 @@ def way_out(config: Config) -> "Hosts | None":
             "network: allowlist needs a wall, and unsafe-local has none: name another backend, or "
             "set network to open"
         )
-    from mcp_sandbox.egress.authority import trusted
-    from mcp_sandbox.egress.rules import rules_of
+    from mcp_sandbox.egress.authority import load_trusted
+    from mcp_sandbox.egress.rules import read_egress_rules
     from mcp_sandbox.egress.secrets import Secrets
 
     Secrets(config.secrets, b"")
-    trusted(config.egress.ca_bundle)
-    return rules_of(config.egress)
+    load_trusted(config.egress.ca_bundle)
+    return read_egress_rules(config.egress)
 
 
 def rules_of(config: Config) -> "Rules":
@@ -249,13 +249,13 @@ async def _open_egress(
         yield None
         return
     await to_thread.run_sync(import_module, "mcp_sandbox.sessions.doors")
-    from mcp_sandbox.egress.authority import Authority
+    from mcp_sandbox.egress.authority import CertificateAuthority
     from mcp_sandbox.egress.proxy import Proxy
     from mcp_sandbox.egress.secrets import Secrets
     from mcp_sandbox.sessions.doors import Egress
 
     settings, folder = config.egress, config.data_dir / "sandbox" / "authority"
-    authority = await Authority.open(folder, settings.ca_bundle)
+    authority = await CertificateAuthority.open(folder, settings.ca_bundle)
     secrets = Secrets(config.secrets, authority.seed)
     proxy = Proxy(rules, authority, secrets, upstream=settings.upstream_proxy)
     audit.mask = secrets.masked

@@ -36,7 +36,7 @@ _CERTIFICATE = re.compile(rb"-----BEGIN CERTIFICATE-----[\s\w+/=]+-----END CERTI
 _NAME = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "mcp-sandbox allowed hosts")])
 
 
-class Authority:
+class CertificateAuthority:
     """The authority kept in a folder.
 
     `bundle` is the folder to mount over /etc/ssl/certs, `outside` is the TLS context for real
@@ -44,7 +44,7 @@ class Authority:
     """
 
     def __init__(self, folder: Path, ca_bundle: Path | None) -> None:
-        self._trusted = trusted(ca_bundle)
+        self._trusted = load_trusted(ca_bundle)
         self.outside = ssl.create_default_context(cadata=self._trusted.decode("ascii"))
         self.outside.set_alpn_protocols(["http/1.1"])
         self.bundle = folder / "bundle"
@@ -56,7 +56,7 @@ class Authority:
         self.seed = hmac.digest(_pem(self._key), b"placeholders of secrets", hashlib.sha256)
 
     @classmethod
-    async def open(cls, folder: Path, ca_bundle: Path | None) -> "Authority":
+    async def open(cls, folder: Path, ca_bundle: Path | None) -> "CertificateAuthority":
         """Return the authority of a folder, made or renewed if need be.
 
         Raises:
@@ -154,7 +154,7 @@ def _ends_soon(certificate: x509.Certificate) -> bool:
     return certificate.not_valid_after_utc - datetime.now(UTC) < _RENEWED_BEFORE
 
 
-def trusted(ca_bundle: Path | None) -> bytes:
+def load_trusted(ca_bundle: Path | None) -> bytes:
     """Return the certificates to trust when connecting to servers. Raises ConfigError."""
     paths = ssl.get_default_verify_paths()
     # Python on Debian knows only the folder of the bundle.

@@ -15,7 +15,7 @@ from anyio.abc import ByteStream
 from anyio.streams.tls import TLSAttribute
 
 from mcp_sandbox.egress.secrets import Mask
-from mcp_sandbox.egress.targets import Refusal, RefusedError, Target, target_of
+from mcp_sandbox.egress.targets import Refusal, RefusedError, Target, parse_target
 
 Header = tuple[bytes, bytes]
 
@@ -146,7 +146,7 @@ class Peer:
             await self.send(h11.Data(body), h11.EndOfMessage())
 
 
-def outgoing(
+def build_headers(
     request: h11.Request, target: Target, path: bytes, *, secure: bool, read: bool
 ) -> list[Header]:
     """Return the headers with which a request may go to a target and path.
@@ -162,7 +162,7 @@ def outgoing(
     if b"upgrade" in names or request.method.upper() == b"CONNECT":
         # What follows one of these is not HTTP, so it could not be checked.
         raise RefusedError("upgrades to other protocols and a later CONNECT cannot pass", "request")
-    if b"host" in names and target_of(names[b"host"], default_port) != target:
+    if b"host" in names and parse_target(names[b"host"], default_port) != target:
         raise RefusedError("the request names another Host", "name")
     if read and not _reads(request.method, path):
         method = request.method[:20].decode("ascii")

@@ -24,25 +24,25 @@ from anyio.abc import ByteStream
 from anyio.streams.buffered import BufferedByteStream
 from anyio.streams.tls import TLSStream
 
-from mcp_sandbox.egress.authority import Authority
+from mcp_sandbox.egress.authority import CertificateAuthority
 from mcp_sandbox.egress.http_requests import (
     BATCH,
     HEAD_S,
     HUNG_UP,
     STATUS,
     Peer,
+    build_headers,
     exchange,
-    outgoing,
 )
-from mcp_sandbox.egress.rules import Rule, Rules
+from mcp_sandbox.egress.rules import EgressRule, EgressRules
 from mcp_sandbox.egress.secrets import Secrets
 from mcp_sandbox.egress.targets import (
     RefusedError,
     Target,
-    addresses_of,
-    host_of,
+    normalize_host,
+    parse_target,
+    resolve_addresses,
     split_url,
-    target_of,
 )
 from mcp_sandbox.models import ChatId
 
@@ -60,11 +60,11 @@ _DIAL_S, _IDLE_S = 10.0, 15 * 60.0
 _ENDING_S, _LAST_S = 15.0, 1.0
 _TLS = b"\x16"
 
-Note = Callable[[Target | None, Rule | RefusedError, int, int, float], None]
+Note = Callable[[Target | None, EgressRule | RefusedError, int, int, float], None]
 """Called once for each allowed connection and each refusal: bytes out, bytes in, ms."""
 
 
-def named_host(data: bytes) -> str | None:
+def read_server_name(data: bytes) -> str | None:
     """Return the host that a ClientHello names (SNI), or None while it is incomplete.
 
     `data` is everything received so far.
@@ -83,7 +83,7 @@ def named_host(data: bytes) -> str | None:
     if end or further or entries[0] != 0:
         raise _refused("names several hosts (SNI)")
     try:
-        return host_of(name)
+        return normalize_host(name)
     except RefusedError as exc:
         raise _refused(f"names a host (SNI) that cannot be one: {exc}") from exc
 
@@ -143,8 +143,8 @@ def _refused(how: str) -> RefusedError:
 class Proxy:
     """What all connections share; `upstream` is the next proxy, http://HOST:PORT, or empty."""
 
-    rules: Rules
-    authority: Authority
+    rules: EgressRules
+    authority: CertificateAuthority
     secrets: Secrets
     upstream: str = ""
     connections: int = 0
@@ -173,11 +173,16 @@ class _Wire(BufferedByteStream):
         self._stirred()
 
 
-class Connection:
+class ProxiedConnection:
     """One connection from inside a chat's sandbox, and where it leads."""
 
     def __init__(
-        self, proxy: Proxy, stream: ByteStream, chat: ChatId, grants: Sequence[Rule], note: Note
+        self,
+        proxy: Proxy,
+        stream: ByteStream,
+        chat: ChatId,
+        grants: Sequence[EgressRule],
+        note: Note,
     ) -> None:
         self._proxy, self._chat, self._grants, self._note = proxy, chat, grants, note
         self._looking = proxy.looking.setdefault(chat, anyio.CapacityLimiter(_MOST_LOOKING))
@@ -230,7 +235,7 @@ class Connection:
         if not request or request.method != b"CONNECT":
             await self._requests(request)
             return
-        target = self._target = target_of(request.target)
+        target = self._target = parse_target(request.target)
         rule = self._judge(target)
         agreed = h11.Response(status_code=200, headers=[], reason=b"Connection established")
         self._wire.feed_data(self._client.http.trailing_data[0])
@@ -242,7 +247,7 @@ class Connection:
                 await self._client.send(agreed)
                 await self._tunnel(target, server.stream)
 
-    def _judge(self, target: Target) -> Rule:
+    def _judge(self, target: Target) -> EgressRule:
         rule, reason = self._proxy.rules.judge(target, self._grants)
         if not rule:
             raise RefusedError(reason, "rule")
@@ -267,7 +272,7 @@ class Connection:
         if is_tls:
             try:
                 with anyio.fail_after(HEAD_S):
-                    while (name := named_host(data)) is None:
+                    while (name := read_server_name(data)) is None:
                         data += await self._wire.receive()
             except TimeoutError as exc:
                 raise RefusedError(f"no TLS hello came within {HEAD_S:g} s", "name") from exc
@@ -309,7 +314,7 @@ class Connection:
 
     async def _pass_on(self, request: h11.Request, target: Target, path: bytes) -> None:
         rule, mask = self._judge(target), None
-        headers = outgoing(request, target, path, secure=self._secure, read=rule.read)
+        headers = build_headers(request, target, path, secure=self._secure, read=rule.read)
         if self._secure:
             headers, mask = await self._proxy.secrets.fill(self._chat, target, headers)
         elif self._upstream(rule):
@@ -318,15 +323,15 @@ class Connection:
         async with self._dial(target, rule, http=True) as server:
             await exchange(self._client, server, rewritten, mask, self._end_soon)
 
-    def _upstream(self, rule: Rule) -> tuple[str, int] | None:
+    def _upstream(self, rule: EgressRule) -> tuple[str, int] | None:
         url = urlsplit("" if rule.private else self._proxy.upstream)
         return (url.hostname, url.port) if url.hostname and url.port else None
 
-    async def _reach(self, target: Target, rule: Rule) -> ByteStream:
+    async def _reach(self, target: Target, rule: EgressRule) -> ByteStream:
         """Connect to the first address that accepts, or to the next proxy. Raises OSError."""
         if upstream := self._upstream(rule):
             return await anyio.connect_tcp(*upstream)
-        found = await addresses_of(target, private=rule.private, limiter=self._looking)
+        found = await resolve_addresses(target, private=rule.private, limiter=self._looking)
         for address in found[:-1]:
             with suppress(OSError):
                 return await anyio.connect_tcp(address, target.port)
@@ -334,7 +339,7 @@ class Connection:
 
     @asynccontextmanager
     async def _dial(
-        self, target: Target, rule: Rule, *, http: bool = False
+        self, target: Target, rule: EgressRule, *, http: bool = False
     ) -> AsyncGenerator[Peer]:
         """Connect to a target, directly or through this machine's own proxy."""
         began_s = anyio.current_time()

@@ -8,7 +8,7 @@ import idna
 import yaml
 
 from mcp_sandbox.config import AllowConfig, EgressConfig
-from mcp_sandbox.egress.targets import RefusedError, Target, target_of
+from mcp_sandbox.egress.targets import RefusedError, Target, parse_target
 from mcp_sandbox.errors import ConfigError, InvalidArgument
 
 PORTS = frozenset({80, 443})
@@ -17,7 +17,7 @@ _PRESETS = Path(__file__).with_name("presets.yaml")
 
 
 @dataclass(frozen=True)
-class Rule:
+class EgressRule:
     """A host, or `*.` and a name for its subdomains at any depth, and ports; none = every port.
 
     `read`: only requests that read may pass. `private`: its addresses need not be public. `source`
@@ -49,13 +49,15 @@ class Rule:
 
 
 @dataclass(frozen=True)
-class Rules:
+class EgressRules:
     """The operator's rules; of two for the same target, the first counts."""
 
-    allow: tuple[Rule, ...] = ()
-    deny: tuple[Rule, ...] = ()
+    allow: tuple[EgressRule, ...] = ()
+    deny: tuple[EgressRule, ...] = ()
 
-    def judge(self, target: Target, grants: Sequence[Rule] = ()) -> tuple[Rule | None, str]:
+    def judge(
+        self, target: Target, grants: Sequence[EgressRule] = ()
+    ) -> tuple[EgressRule | None, str]:
         """Return the rule that allows a target to a chat with these grants, or None, and why."""
         for rule in self.deny:
             if rule.covers(target):
@@ -70,39 +72,39 @@ class Rules:
         return None, "no rule allows it"
 
 
-def rules_of(settings: EgressConfig) -> Rules:
+def read_egress_rules(settings: EgressConfig) -> EgressRules:
     """Return the rules of the settings, then those of presets.
 
     Raises:
         ConfigError: a rule cannot be understood, or contradicts another.
     """
     presets = _presets()
-    own, listed = list[Rule](), list[Rule]()
+    own, listed = list[EgressRule](), list[EgressRule]()
     try:
         for entry in settings.allow:
             if isinstance(entry, AllowConfig):
                 text = f"{entry.host}:{entry.port}" if entry.port else entry.host
-                own.append(rule_of(text, read=entry.read, private=entry.private))
+                own.append(parse_rule(text, read=entry.read, private=entry.private))
             elif entry in presets:
                 source = f"preset {entry}"
-                listed += [rule_of(host, source, read=True) for host in presets[entry]]
+                listed += [parse_rule(host, source, read=True) for host in presets[entry]]
             else:
-                own.append(rule_of(entry))
-        deny = [rule_of(text, "egress.deny", ports=frozenset()) for text in settings.deny]
+                own.append(parse_rule(entry))
+        deny = [parse_rule(text, "egress.deny", ports=frozenset()) for text in settings.deny]
         _contradiction(own, deny)
     except ValueError as exc:
         raise ConfigError(f"egress: {exc}") from exc
-    return Rules((*own, *listed), tuple(deny))
+    return EgressRules((*own, *listed), tuple(deny))
 
 
-def rule_of(
+def parse_rule(
     text: str,
     source: str = "egress.allow",
     *,
     ports: frozenset[int] = PORTS,
     read: bool = False,
     private: bool = False,
-) -> Rule:
+) -> EgressRule:
     """Return the rule for HOST[:PORT]; `ports` are used if the text names none.
 
     Raises:
@@ -113,7 +115,7 @@ def rule_of(
     try:
         host = name.removeprefix(star)
         ascii_host = host.encode() if host.isascii() else idna.encode(host, uts46=True)
-        target = target_of(ascii_host + text[len(name) :].encode(), 443)
+        target = parse_target(ascii_host + text[len(name) :].encode(), 443)
     except (RefusedError, UnicodeError) as exc:
         how = "write HOST, HOST:PORT or *.HOST, such as *.example.org"
         raise InvalidArgument(f"{text!r} is no host for a rule: {exc}; {how}") from exc
@@ -125,10 +127,10 @@ def rule_of(
         presets = ", ".join(_presets())
         raise InvalidArgument(f"{text!r} is no preset here ({presets}) and has no dot: correct it")
     ports = frozenset({target.port}) if colon else ports
-    return Rule(star + target.host, ports, read, private, source)
+    return EgressRule(star + target.host, ports, read, private, source)
 
 
-def _contradiction(allow: Sequence[Rule], deny: Sequence[Rule]) -> None:
+def _contradiction(allow: Sequence[EgressRule], deny: Sequence[EgressRule]) -> None:
     for at, rule in enumerate(allow):
         if any(other.host == rule.host and other.ports & rule.ports for other in allow[:at]):
             raise ValueError(f"allow has {rule.host} twice for one port: keep one")

@@ -29,7 +29,7 @@ import anyio
 from anyio import to_thread
 
 from mcp_sandbox.config import SecretConfig
-from mcp_sandbox.egress.rules import rule_of
+from mcp_sandbox.egress.rules import parse_rule
 from mcp_sandbox.egress.targets import RefusedError, Target
 from mcp_sandbox.errors import ConfigError
 from mcp_sandbox.models import ChatId
@@ -152,7 +152,7 @@ class SecretState:
     problem: str = ""
 
 
-class Source:
+class SecretSource:
     """Where a value comes from: `file:PATH`, or `command: PROGRAM ARGS`, run without a shell.
 
     With `private`, only this user may be able to read or change the file. Raises ValueError: the
@@ -215,8 +215,8 @@ class BoundSecret:
         self.name, self.users, self.header = name, settings.users, settings.header.lower()
         try:
             # A value is only sent over TLS.
-            self._rules = [rule_of(each, ports=frozenset({443})) for each in settings.hosts]
-            self.source = Source(settings.source)
+            self._rules = [parse_rule(each, ports=frozenset({443})) for each in settings.hosts]
+            self.source = SecretSource(settings.source)
         except ValueError as exc:
             raise ConfigError(f"secrets.{name}: {exc}") from None
         if any(rule.ports == {80} for rule in self._rules):

@@ -57,7 +57,7 @@ class Target:
         return f"{self.host}:{self.port}"
 
 
-def host_of(name: bytes) -> str:
+def normalize_host(name: bytes) -> str:
     """Return a host name in the one spelling that is matched and resolved.
 
     Raises:
@@ -72,7 +72,7 @@ def host_of(name: bytes) -> str:
     return host.decode("ascii")
 
 
-def target_of(authority: bytes, default_port: int | None = None) -> Target:
+def parse_target(authority: bytes, default_port: int | None = None) -> Target:
     """Return the target that `HOST:PORT` names; without a default the port is required.
 
     Raises:
@@ -80,10 +80,10 @@ def target_of(authority: bytes, default_port: int | None = None) -> Target:
     """
     name, colon, digits = authority.rpartition(b":")
     if not colon and default_port is not None:
-        return Target(host_of(authority), default_port)
+        return Target(normalize_host(authority), default_port)
     if not _PORT.fullmatch(digits) or not 0 < (port := int(digits)) < 1 << 16:
         raise _no_target("it needs a port of 1 to 65535 after the host")
-    return Target(host_of(name), port)
+    return Target(normalize_host(name), port)
 
 
 def split_url(url: bytes) -> tuple[Target, bytes]:
@@ -95,7 +95,7 @@ def split_url(url: bytes) -> tuple[Target, bytes]:
     if not (match := _URL.fullmatch(url)):
         raise _no_target("it is no http:// URL in plain ASCII; other schemes go by CONNECT")
     authority, path = match[1], match[2]
-    return target_of(authority, 80), path if path.startswith(b"/") else b"/" + path
+    return parse_target(authority, 80), path if path.startswith(b"/") else b"/" + path
 
 
 def _no_target(reason: str) -> RefusedError:
@@ -111,7 +111,7 @@ def is_public(address: IPv4Address | IPv6Address) -> bool:
     return public and not any(address in each for each in _OTHERS)
 
 
-async def addresses_of(
+async def resolve_addresses(
     target: Target, *, private: bool, limiter: CapacityLimiter | None = None
 ) -> list[str]:
     """Return the addresses of a name, looked up once; private ones only if `private`.

@@ -16,9 +16,9 @@ import anyio
 from anyio.abc import ByteStream
 
 from mcp_sandbox.audit import Audit
-from mcp_sandbox.egress.proxy import Connection, Proxy
-from mcp_sandbox.egress.rules import PORTS, Rule, rule_of
-from mcp_sandbox.egress.targets import HERE, RefusedError, Target, target_of
+from mcp_sandbox.egress.proxy import ProxiedConnection, Proxy
+from mcp_sandbox.egress.rules import PORTS, EgressRule, parse_rule
+from mcp_sandbox.egress.targets import HERE, RefusedError, Target, parse_target
 from mcp_sandbox.errors import (
     Busy,
     InvalidArgument,
@@ -64,8 +64,10 @@ class Grant:
         return datetime.fromtimestamp(self.until_s, UTC).strftime("%Y-%m-%d %H:%M UTC")
 
     @cached_property
-    def rule(self) -> Rule:
-        return rule_of(self.host, read=self.read, source=f"grant of {self.by} until {self.until}")
+    def rule(self) -> EgressRule:
+        return parse_rule(
+            self.host, read=self.read, source=f"grant of {self.by} until {self.until}"
+        )
 
 
 @dataclass
@@ -131,7 +133,7 @@ class Egress:
             return [each for each in grants if each.rule and each.until_s > self._clock().wall_s]
         return []
 
-    async def _granted(self, chat: ChatId) -> Sequence[Rule]:
+    async def _granted(self, chat: ChatId) -> Sequence[EgressRule]:
         return [grant.rule for grant in await self.grants(chat)]
 
     async def find_missing(self, chat: ChatId, hosts: Sequence[str], *, read: bool) -> list[str]:
@@ -143,7 +145,7 @@ class Egress:
         """
         grants, lacking = await self._granted(chat), dict[str, None]()
         for text in hosts:
-            wanted = rule_of(text)
+            wanted = parse_rule(text)
             if wanted.host == HERE or wanted.host.startswith("*"):
                 raise InvalidArgument(f"{text!r}: name single hosts, and public ones")
             for target in (Target(wanted.host, port) for port in wanted.ports):
@@ -178,7 +180,7 @@ class Egress:
         Raises:
             NotFound: the chat has none of this host.
         """
-        rule = rule_of(host)
+        rule = parse_rule(host)
         if not await self._replace(chat, rule):
             raise NotFound(
                 f"chat {chat} has no grant of {rule}: `mcp-sandbox egress list {_name(chat)}` "
@@ -187,7 +189,7 @@ class Egress:
         told = {"host": str(rule), "what": "taken back"}
         await self._audit.write("grant", user=chat.user, chat=chat.chat, **told)
 
-    async def _replace(self, chat: ChatId, rule: Rule, *new: Grant) -> bool:
+    async def _replace(self, chat: ChatId, rule: EgressRule, *new: Grant) -> bool:
         """Replace the grants of the same hosts and ports; return whether there were any."""
         same, had = (rule.host, rule.ports), False
 
@@ -209,7 +211,7 @@ class Egress:
         """
         grants = await self._granted(chat) if chat else []
         try:
-            target = target_of(text.encode(), 443)
+            target = parse_target(text.encode(), 443)
         except RefusedError as exc:
             raise InvalidArgument(f"{text[:80]!r} is refused to every chat: {exc}") from exc
         rule, why = self._rules.judge(target, grants)
@@ -243,7 +245,7 @@ class Egress:
             host = target.host if target.port in PORTS else str(target)
             with suppress(InvalidArgument):
                 # Name the way to a grant only where one would help.
-                if self._rules.judge(target, [rule_of(host)])[0]:
+                if self._rules.judge(target, [parse_rule(host)])[0]:
                     way = f"mcp-sandbox egress allow {_name(chat)} {host}"
                     said += f". network_access asks the user for it, who can also type: {way}"
         return said
@@ -254,18 +256,18 @@ class Egress:
 
     async def _serve(self, chat: ChatId, stream: ByteStream) -> None:
         """Let one connection out if it may leave, by the grants of the moment when it begins."""
-        grants: Sequence[Rule] = ()
+        grants: Sequence[EgressRule] = ()
         # Without the grants less is allowed.
         with suppress(StorageUnavailable):
             grants = await self._granted(chat)
         note = partial(self._note, chat)
-        await Connection(self._proxy, stream, chat, grants, note).serve()
+        await ProxiedConnection(self._proxy, stream, chat, grants, note).serve()
 
     def _note(
         self,
         chat: ChatId,
         target: Target | None,
-        verdict: Rule | RefusedError,
+        verdict: EgressRule | RefusedError,
         sent: int,
         received: int,
         duration_ms: float,

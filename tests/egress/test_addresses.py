@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mcp_sandbox.egress.targets import RefusedError, Target, addresses_of, is_public
+from mcp_sandbox.egress.targets import RefusedError, Target, is_public, resolve_addresses
 
 PUBLIC = [
     *(
@@ -81,15 +81,18 @@ def test_no_ipv4_address_is_public_that_python_takes_for_a_local_one(address: ob
 
 async def test_names_of_this_machine_are_refused_before_they_are_dialled() -> None:
     with pytest.raises(RefusedError, match="not public") as caught:
-        await addresses_of(Target("localhost", 80), private=False)
+        await resolve_addresses(Target("localhost", 80), private=False)
     assert caught.value.verdict == "address"
     # The reason tells the inside nothing of the network.
     assert not any(letter.isdigit() for letter in str(caught.value))
 
 
 async def test_a_private_rule_reaches_them() -> None:
-    assert "127.0.0.1" in await addresses_of(Target("localhost", 80), private=True)
-    assert await addresses_of(Target("host.internal", 80), private=True) == ["127.0.0.1", "::1"]
+    assert "127.0.0.1" in await resolve_addresses(Target("localhost", 80), private=True)
+    assert await resolve_addresses(Target("host.internal", 80), private=True) == [
+        "127.0.0.1",
+        "::1",
+    ]
 
 
 LOOK_UP = """
@@ -127,5 +130,5 @@ def test_every_address_of_a_name_must_be_public(tmp_path: Path) -> None:
 
 async def test_a_name_without_an_address_is_told() -> None:
     with anyio.fail_after(40), pytest.raises(RefusedError, match="no address") as caught:
-        await addresses_of(Target("nowhere.invalid", 80), private=False)
+        await resolve_addresses(Target("nowhere.invalid", 80), private=False)
     assert caught.value.verdict == "failed"

@@ -16,7 +16,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 
-from mcp_sandbox.egress.authority import Authority, trusted
+from mcp_sandbox.egress.authority import CertificateAuthority, load_trusted
 from mcp_sandbox.errors import ConfigError, StorageUnavailable
 
 
@@ -38,7 +38,7 @@ def modes(folder: Path) -> dict[str, int]:
 
 
 async def test_only_the_bundle_is_for_others(folder: Path, closed_umask: None) -> None:
-    authority = await Authority.open(folder, None)
+    authority = await CertificateAuthority.open(folder, None)
     assert authority.bundle == folder / "bundle"
     assert await anyio.to_thread.run_sync(modes, folder) == {
         ".": 0o700,
@@ -51,24 +51,24 @@ async def test_only_the_bundle_is_for_others(folder: Path, closed_umask: None) -
 
 
 async def test_it_stays_the_same(folder: Path) -> None:
-    first = await Authority.open(folder, None)
+    first = await CertificateAuthority.open(folder, None)
     before = await anyio.Path(folder / "bundle" / "ca-certificates.crt").stat()
-    second = await Authority.open(folder, None)
+    second = await CertificateAuthority.open(folder, None)
     after = await anyio.Path(folder / "bundle" / "ca-certificates.crt").stat()
     assert first.seed == second.seed
     assert before.st_ino == after.st_ino
 
 
 async def test_two_folders_have_different_seeds(tmp_path: Path) -> None:
-    authorities = [await Authority.open(tmp_path / name, None) for name in ("a", "b")]
+    authorities = [await CertificateAuthority.open(tmp_path / name, None) for name in ("a", "b")]
     assert authorities[0].seed != authorities[1].seed
 
 
 async def test_two_servers_make_one_authority(folder: Path) -> None:
-    opened = list[Authority]()
+    opened = list[CertificateAuthority]()
 
     async def open_it() -> None:
-        opened.append(await Authority.open(folder, None))
+        opened.append(await CertificateAuthority.open(folder, None))
 
     async with anyio.create_task_group() as tasks:
         for _ in range(4):
@@ -81,9 +81,9 @@ async def test_the_bundle_has_the_machines_certificates_a_companys_and_ours(fold
     await anyio.Path(folder.parent / "company.pem").write_bytes(
         "# Autorität\n".encode() + company.cert_pem.bytes().replace(b"\n", b"\r\n")
     )
-    authority = await Authority.open(folder, folder.parent / "company.pem")
+    authority = await CertificateAuthority.open(folder, folder.parent / "company.pem")
     data = await anyio.Path(authority.bundle / "ca-certificates.crt").read_bytes()
-    machines = await anyio.to_thread.run_sync(trusted, None)
+    machines = await anyio.to_thread.run_sync(load_trusted, None)
     assert data.startswith(machines)
     assert machines.count(b"BEGIN CERTIFICATE") > 50
     theirs, ours = x509.load_pem_x509_certificates(data[len(machines) :])
@@ -101,36 +101,36 @@ async def test_a_bundle_without_certificates_is_an_error(folder: Path, words: by
     bundle = anyio.Path(folder.parent / "company.pem")
     await bundle.write_bytes(words)
     with pytest.raises(ConfigError, match=r"company\.pem holds no certificates"):
-        await Authority.open(folder, Path(bundle))
+        await CertificateAuthority.open(folder, Path(bundle))
     await bundle.unlink()
     with pytest.raises(ConfigError, match=r"company\.pem cannot be read: No such file"):
-        await Authority.open(folder, Path(bundle))
+        await CertificateAuthority.open(folder, Path(bundle))
 
 
 async def test_a_damaged_certificate_in_a_bundle_is_an_error(folder: Path) -> None:
     bundle = anyio.Path(folder.parent / "company.pem")
     await bundle.write_text("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n")
     with pytest.raises(ConfigError, match="is damaged"):
-        await Authority.open(folder, Path(bundle))
+        await CertificateAuthority.open(folder, Path(bundle))
 
 
 async def test_a_damaged_key_is_an_error_and_a_damaged_certificate_is_made_anew(
     folder: Path,
 ) -> None:
-    await Authority.open(folder, None)
+    await CertificateAuthority.open(folder, None)
     certificate, key = (anyio.Path(folder / name) for name in ("certificate.pem", "key.pem"))
     await certificate.write_bytes(b"damaged")
-    await Authority.open(folder, None)
+    await CertificateAuthority.open(folder, None)
     assert (await certificate.read_bytes()).startswith(b"-----BEGIN CERTIFICATE-----")
     await key.write_bytes(b"damaged")
     with pytest.raises(ConfigError, match=r"key\.pem is damaged: move it away"):
-        await Authority.open(folder, None)
+        await CertificateAuthority.open(folder, None)
 
 
 async def test_a_folder_that_cannot_be_used_is_told(tmp_path: Path) -> None:
     await anyio.Path(tmp_path / "file").write_bytes(b"")
     with pytest.raises(StorageUnavailable):
-        await Authority.open(tmp_path / "file" / "authority", None)
+        await CertificateAuthority.open(tmp_path / "file" / "authority", None)
 
 
 def ending_in(folder: Path, days: int) -> bytes:
@@ -147,9 +147,9 @@ def ending_in(folder: Path, days: int) -> bytes:
 
 @pytest.mark.parametrize(("days", "is_kept"), [(29, False), (31, True)])
 async def test_it_is_renewed_a_month_before_its_end(folder: Path, days: int, is_kept: bool) -> None:
-    first = await Authority.open(folder, None)
+    first = await CertificateAuthority.open(folder, None)
     old = await anyio.to_thread.run_sync(ending_in, folder, days)
-    second = await Authority.open(folder, None)
+    second = await CertificateAuthority.open(folder, None)
     new = await anyio.Path(folder / "certificate.pem").read_bytes()
     assert (new == old) == is_kept
     assert new in await anyio.Path(folder / "bundle" / "ca-certificates.crt").read_bytes()
@@ -163,7 +163,7 @@ LONG = f"{'a' * 63}.{'b' * 63}.{'c' * 63}.example.com"
 async def test_strict_clients_trust_the_leaf_of_a_host_and_no_other(
     folder: Path, host: str
 ) -> None:
-    authority = await Authority.open(folder, None)
+    authority = await CertificateAuthority.open(folder, None)
     server = await authority.context_for(host)
     assert await authority.context_for(host) is server
     bundle = str(authority.bundle / "ca-certificates.crt")
@@ -188,7 +188,7 @@ def shake_hands(server: ssl.SSLContext, bundle: str, host: str) -> None:
 
 
 async def test_openssl_finds_nothing_wrong_with_it(folder: Path) -> None:
-    await Authority.open(folder, None)
+    await CertificateAuthority.open(folder, None)
     file = str(folder / "certificate.pem")
     command = ["openssl", "verify", "-x509_strict", "-check_ss_sig", "-CAfile", file, file]
     done = await anyio.run_process(command, stderr=subprocess.STDOUT)
@@ -202,7 +202,7 @@ async def test_openssl_finds_nothing_wrong_with_it(folder: Path) -> None:
 
 
 async def test_leaves_are_few_in_memory(folder: Path) -> None:
-    authority = await Authority.open(folder, None)
+    authority = await CertificateAuthority.open(folder, None)
     first = await authority.context_for("0.example.com")
     for number in range(1, 257):
         await authority.context_for(f"{number}.example.com")

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mcp_sandbox.egress.proxy import LARGEST, named_host
+from mcp_sandbox.egress.proxy import LARGEST, read_server_name
 from mcp_sandbox.egress.targets import RefusedError
 from tests.egress.examples import some_or
 
@@ -51,7 +51,7 @@ PADDING = b"\0\x15" + vector(bytes(9000), 2)
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
 def test_the_host_of_pythons_client_is_read(version: ssl.TLSVersion) -> None:
-    assert named_host(of_python("API.example.com", oldest=version)) == "api.example.com"
+    assert read_server_name(of_python("API.example.com", oldest=version)) == "api.example.com"
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_the_host_of_other_clients_is_read(command: list[str]) -> None:
             with connection:
                 connection.settimeout(10)
                 data = b""
-                while (host := named_host(data)) is None:
+                while (host := read_server_name(data)) is None:
                     piece = connection.recv(1)
                     assert piece, data
                     data += piece
@@ -87,9 +87,9 @@ def test_the_host_of_other_clients_is_read(command: list[str]) -> None:
 def test_a_hello_in_several_records_and_pieces_is_read_once_it_is_whole(size: int) -> None:
     data = records(message(GREASE, sni(b"a.example"), GREASE), size)
     for end in range(len(data)):
-        assert named_host(data[:end]) is None
-    assert named_host(data) == "a.example"
-    assert named_host(data + b"\x17\x03\x03 what follows") == "a.example"
+        assert read_server_name(data[:end]) is None
+    assert read_server_name(data) == "a.example"
+    assert read_server_name(data + b"\x17\x03\x03 what follows") == "a.example"
 
 
 @pytest.mark.parametrize(
@@ -104,8 +104,8 @@ def test_a_hello_in_several_records_and_pieces_is_read_once_it_is_whole(size: in
     ids=["grease", "after padding", "before padding"],
 )
 def test_what_a_parser_does_not_know_is_passed_over(hello: bytes) -> None:
-    assert named_host(records(hello)) == "a.example"
-    assert named_host(records(hello, 512)) == "a.example"
+    assert read_server_name(records(hello)) == "a.example"
+    assert read_server_name(records(hello, 512)) == "a.example"
 
 
 @pytest.mark.parametrize(
@@ -143,12 +143,12 @@ def test_what_a_parser_does_not_know_is_passed_over(hello: bytes) -> None:
 )
 def test_other_beginnings_are_refused(data: bytes, words: str) -> None:
     with pytest.raises(RefusedError, match=words) as caught:
-        named_host(data)
+        read_server_name(data)
     assert caught.value.verdict == "name"
     # And not before it is sure: no shorter part of it is taken for a host.
     for end in range(min(len(data), 200)):
         try:
-            assert named_host(data[:end]) is None
+            assert read_server_name(data[:end]) is None
         except RefusedError:
             break
 
@@ -157,10 +157,10 @@ def test_the_largest_hello_is_read_and_none_that_is_larger() -> None:
     fixed = len(message(sni(b"a.example"), b"\0\x15" + vector(b"", 2)))
     fitting = message(sni(b"a.example"), b"\0\x15" + vector(bytes(LARGEST - fixed), 2))
     assert len(fitting) == LARGEST
-    assert named_host(records(fitting, 1 << 10)) == "a.example"
+    assert read_server_name(records(fitting, 1 << 10)) == "a.example"
     larger = message(sni(b"a.example"), b"\0\x15" + vector(bytes(LARGEST - fixed + 1), 2))
     with pytest.raises(RefusedError, match="larger than 16 KiB"):
-        named_host(records(larger, 1 << 10)[:50])
+        read_server_name(records(larger, 1 << 10)[:50])
 
 
 PIECES = st.one_of(
@@ -183,7 +183,7 @@ def test_random_hellos_name_targets_or_are_refused_in_bounded_memory(examples: i
     @given(PIECES)
     def holds(data: bytes) -> None:
         try:
-            host = named_host(data)
+            host = read_server_name(data)
         except RefusedError:
             return
         assert host is None or host.encode() in data.lower()
@@ -197,7 +197,7 @@ def test_random_hellos_name_targets_or_are_refused_in_bounded_memory(examples: i
             b"\x16\x03\x01\x40\0\x01\0\x3f\xf0",
         ):
             for end in range(0, len(hello), 50):
-                named_host(hello[:end])
+                read_server_name(hello[:end])
         assert tracemalloc.get_traced_memory()[1] - before < 1 << 20
     finally:
         tracemalloc.stop()

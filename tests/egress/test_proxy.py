@@ -12,7 +12,7 @@ from anyio.streams.tls import TLSAttribute, TLSStream
 from cryptography import x509
 
 from mcp_sandbox.egress import proxy
-from mcp_sandbox.egress.rules import Rule
+from mcp_sandbox.egress.rules import EgressRule
 from tests.egress.world import AUTHORITY, HOST, World, a_world, granted, head
 from tests.streams import everything
 
@@ -322,7 +322,7 @@ async def test_a_proxy_of_this_machine_is_gone_through(tmp_path: Path, read: boo
             # Not private: the name is judged here, and looked up there.
             named = [f"{HOST}:{secure}", f"{HOST}:{plain}", "other.example:443"]
             for host, _, port in (each.partition(":") for each in named):
-                inner.grants.append(Rule(host, frozenset({int(port)}), read=read))
+                inner.grants.append(EgressRule(host, frozenset({int(port)}), read=read))
             insecure = () if read else ("-k",)
             assert "200" in await inner.curl(*insecure, f"https://{named[0]}/")
             assert "200" in await inner.curl(f"http://{named[1]}/")

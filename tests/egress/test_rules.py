@@ -5,16 +5,16 @@ from collections.abc import Sequence
 import pytest
 
 from mcp_sandbox.config import AllowConfig, EgressConfig
-from mcp_sandbox.egress.rules import Rule, Rules, rule_of, rules_of
+from mcp_sandbox.egress.rules import EgressRule, EgressRules, parse_rule, read_egress_rules
 from mcp_sandbox.egress.targets import Target
 from mcp_sandbox.errors import ConfigError, InvalidArgument
 
 
-def rules(*allow: str | AllowConfig, deny: Sequence[str] = ()) -> Rules:
-    return rules_of(EgressConfig(allow=allow, deny=tuple(deny)))
+def rules(*allow: str | AllowConfig, deny: Sequence[str] = ()) -> EgressRules:
+    return read_egress_rules(EgressConfig(allow=allow, deny=tuple(deny)))
 
 
-def allowed(known: Rules, host: str, port: int = 443) -> Rule | None:
+def allowed(known: EgressRules, host: str, port: int = 443) -> EgressRule | None:
     return known.judge(Target(host, port))[0]
 
 
@@ -76,7 +76,7 @@ def test_the_narrowest_rule_decides(allow: list[str], host: str, port: int, deci
 
 
 def test_deny_goes_before_all_and_at_every_port() -> None:
-    grant = rule_of("github.com:8443", source="grant")
+    grant = parse_rule("github.com:8443", source="grant")
     known = rules(
         "git", "*.example.com", deny=["github.com", "*.gist.example.com", "a.example.com:80"]
     )
@@ -94,8 +94,8 @@ def test_presets_only_read_and_grants_are_for_public_hosts() -> None:
     assert len(known.allow) > 10
     assert all(rule.read and not rule.private for rule in known.allow)
     assert {rule.source for rule in known.allow} == {"preset packages", "preset git"}
-    grant = rule_of("Later.Example.com.", read=True, source="grant until noon")
-    assert grant == Rule("later.example.com", read=True, source="grant until noon")
+    grant = parse_rule("Later.Example.com.", read=True, source="grant until noon")
+    assert grant == EgressRule("later.example.com", read=True, source="grant until noon")
     verdict = known.judge(Target("later.example.com", 443), [grant])
     assert verdict[1] == "grant until noon names later.example.com (read only)"
 
@@ -103,9 +103,9 @@ def test_presets_only_read_and_grants_are_for_public_hosts() -> None:
 def test_a_grant_goes_before_a_rule_for_the_same_and_hides_no_private_host() -> None:
     private = AllowConfig(host="db.example.lan", port=5432, private=True)
     known = rules("packages", private)
-    pypi = rule_of("pypi.org", source="grant")
+    pypi = parse_rule("pypi.org", source="grant")
     assert known.judge(Target("pypi.org", 443), [pypi])[0] == pypi
-    database = rule_of("db.example.lan:5432", source="grant")
+    database = parse_rule("db.example.lan:5432", source="grant")
     rule = known.judge(Target("db.example.lan", 5432), [database])[0]
     assert rule
     assert rule.private
@@ -140,11 +140,11 @@ NONSENSE = [
 def test_nonsense_is_an_error_of_the_settings_with_a_sentence(text: str) -> None:
     for settings in (EgressConfig(allow=(text,)), EgressConfig(deny=(text,))):
         with pytest.raises(ConfigError) as caught:
-            rules_of(settings)
+            read_egress_rules(settings)
         assert str(caught.value).startswith("egress: ")
         assert "write" in str(caught.value) or "correct" in str(caught.value)
     with pytest.raises(InvalidArgument):
-        rule_of(text, source="grant")
+        parse_rule(text, source="grant")
 
 
 @pytest.mark.parametrize(

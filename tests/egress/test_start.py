@@ -8,7 +8,7 @@ import pytest
 from mcp_sandbox.app.chats import way_out
 from mcp_sandbox.config import load_config
 from mcp_sandbox.egress import rules
-from mcp_sandbox.egress.authority import Authority
+from mcp_sandbox.egress.authority import CertificateAuthority
 from mcp_sandbox.errors import ConfigError
 from tests.test_cli import run
 
@@ -61,7 +61,7 @@ async def test_a_damaged_certificate_stops_the_start(tmp_path: Path) -> None:
     bundle = tmp_path / "damaged.pem"
     await anyio.Path(bundle).write_text(DAMAGED)
     with pytest.raises(ConfigError, match="certificate"):
-        await Authority.open(tmp_path / "authority", bundle)
+        await CertificateAuthority.open(tmp_path / "authority", bundle)
 
 
 def test_a_damaged_list_of_hosts_stops_the_start(

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mcp_sandbox.egress.targets import RefusedError, Target, host_of, split_url, target_of
+from mcp_sandbox.egress.targets import RefusedError, Target, normalize_host, parse_target, split_url
 from tests.egress.examples import some_or
 
 ACCEPTED = [
@@ -92,16 +92,16 @@ def test_the_tables_are_long_enough() -> None:
 
 @pytest.mark.parametrize(("given_", "host"), ACCEPTED)
 def test_a_name_has_one_spelling(given_: bytes, host: str) -> None:
-    assert host_of(given_) == host
-    assert target_of(given_ + b":443") == Target(host, 443)
-    assert target_of(given_, 443) == Target(host, 443)
+    assert normalize_host(given_) == host
+    assert parse_target(given_ + b":443") == Target(host, 443)
+    assert parse_target(given_, 443) == Target(host, 443)
     assert split_url(b"http://" + given_ + b"/a?b") == (Target(host, 80), b"/a?b")
 
 
 @pytest.mark.parametrize("host", REFUSED_HOSTS)
 def test_what_is_no_name_is_no_target_of_connect(host: bytes) -> None:
     with pytest.raises(RefusedError) as caught:
-        target_of(host + b":443")
+        parse_target(host + b":443")
     assert caught.value.verdict == "target"
 
 
@@ -117,14 +117,14 @@ def test_what_is_no_name_is_no_target_of_a_url(host: bytes, end: bytes) -> None:
 def test_what_only_a_url_may_hold_is_no_target_of_connect(end: bytes) -> None:
     assert split_url(b"http://a.example" + end)[0] == Target("a.example", 80)
     with pytest.raises(RefusedError):
-        target_of(b"a.example" + end + b":443")
+        parse_target(b"a.example" + end + b":443")
 
 
 @pytest.mark.parametrize("port", REFUSED_PORTS)
 def test_what_is_no_port_is_refused(port: bytes) -> None:
     for default_port in (None, 80):
         with pytest.raises(RefusedError):
-            target_of(b"a.example:" + port, default_port)
+            parse_target(b"a.example:" + port, default_port)
 
 
 @pytest.mark.parametrize("port", REFUSED_PORTS)
@@ -135,7 +135,7 @@ def test_what_is_no_port_is_refused_in_a_url(port: bytes) -> None:
 
 def test_connect_needs_a_port() -> None:
     with pytest.raises(RefusedError, match="port of 1 to 65535"):
-        target_of(b"a.example")
+        parse_target(b"a.example")
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ def test_what_is_matched_is_what_is_resolved(examples: int) -> None:
     def holds(authority: bytes) -> None:
         nonlocal accepted
         try:
-            target = target_of(authority)
+            target = parse_target(authority)
         except RefusedError:
             return
         accepted += 1
@@ -200,7 +200,7 @@ def test_what_is_matched_is_what_is_resolved(examples: int) -> None:
         assert target.host.encode() == name.lower().removesuffix(b".")
         assert target.port == int(port) > 0
         # It is its own and only spelling, also where another reader of names takes it.
-        assert target_of(str(target).encode()) == target
+        assert parse_target(str(target).encode()) == target
         assert target.host.encode("idna") == target.host.encode("ascii")
 
     holds()

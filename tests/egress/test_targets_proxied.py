@@ -11,8 +11,8 @@ from anyio.abc import ByteStream
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mcp_sandbox.egress.proxy import Connection, Proxy
-from mcp_sandbox.egress.rules import Rule, Rules
+from mcp_sandbox.egress.proxy import ProxiedConnection, Proxy
+from mcp_sandbox.egress.rules import EgressRule, EgressRules
 from mcp_sandbox.egress.secrets import Secrets
 from mcp_sandbox.egress.targets import Target
 from tests.egress.examples import some_or
@@ -109,7 +109,7 @@ async def test_the_same_machine_hears_of_an_allowed_one(world: World) -> None:
 
 
 async def test_a_name_of_this_machine_is_refused_though_a_rule_allows_it(world: World) -> None:
-    world.proxy.rules = Rules((Rule("localhost", frozenset({world.port})),))
+    world.proxy.rules = EgressRules((EgressRule("localhost", frozenset({world.port})),))
     said = await answer(world, requests(b"localhost:%d" % world.port)[0])
     assert said.startswith(b"HTTP/1.1 403 network: refused localhost")
     assert b"its name leads to an address that is not public" in said
@@ -170,14 +170,14 @@ def test_random_heads_of_targets_are_answered_or_refused_in_bounded_memory(
 ) -> None:
     unused: Any = None
     # Nothing listens there: what passes the rules is dialled.
-    rules = Rules((Rule("host.internal", frozenset({1}), private=True),))
+    rules = EgressRules((EgressRule("host.internal", frozenset({1}), private=True),))
     proxy = Proxy(rules, unused, Secrets({}, b""))
     words, heads = set[bytes](), list[tuple[bytes, int]]()
 
     async def serve(clients: Iterable[Inside]) -> None:
         for inside in clients:
             with anyio.fail_after(5):
-                await Connection(proxy, inside, CHAT, (), lambda *_: None).serve()
+                await ProxiedConnection(proxy, inside, CHAT, (), lambda *_: None).serve()
 
     @settings(max_examples=examples, deadline=None)
     @given(HEADS, st.integers(1, 40))

@@ -15,9 +15,9 @@ from anyio.abc import SocketStream
 from anyio.streams.tls import TLSListener
 
 from mcp_sandbox.config import AllowConfig, EgressConfig, SecretConfig
-from mcp_sandbox.egress.authority import Authority
-from mcp_sandbox.egress.proxy import Connection, Proxy
-from mcp_sandbox.egress.rules import Rule, Rules, rule_of, rules_of
+from mcp_sandbox.egress.authority import CertificateAuthority
+from mcp_sandbox.egress.proxy import ProxiedConnection, Proxy
+from mcp_sandbox.egress.rules import EgressRule, EgressRules, parse_rule, read_egress_rules
 from mcp_sandbox.egress.secrets import Secrets
 from mcp_sandbox.egress.targets import RefusedError
 from mcp_sandbox.models import ChatId
@@ -33,18 +33,18 @@ class World:
     """`port` is the proxy's; `noted` what it told, as (target, verdict or word, out, in)."""
 
     proxy: Proxy
-    authority: Authority
+    authority: CertificateAuthority
     tasks: anyio.abc.TaskGroup
     folder: Path
     port: int = 0
     url: str = ""
     noted: list[tuple[str, str, int, int]] = field(default_factory=list)
-    grants: list[Rule] = field(default_factory=list)
+    grants: list[EgressRule] = field(default_factory=list)
     told: anyio.Event = field(default_factory=anyio.Event)
 
     def note(self, target: object, verdict: object, sent: int, received: int, ms: float) -> None:
         why = f"{verdict.verdict}: {verdict}" if isinstance(verdict, RefusedError) else "allowed"
-        assert isinstance(verdict, RefusedError | Rule)
+        assert isinstance(verdict, RefusedError | EgressRule)
         self.noted.append((str(target), why, sent, received))
         self.told.set()
         self.told = anyio.Event()
@@ -62,7 +62,7 @@ class World:
             for each in allow
         ]
         settings = EgressConfig(allow=tuple(named), deny=tuple(deny))
-        self.proxy.rules = await anyio.to_thread.run_sync(rules_of, settings)
+        self.proxy.rules = await anyio.to_thread.run_sync(read_egress_rules, settings)
 
     async def run(self, *command: str, **variables: str) -> subprocess.CompletedProcess[bytes]:
         """A program as it would run inside."""
@@ -128,9 +128,9 @@ async def a_world(
 ) -> AsyncGenerator[World]:
     folder.mkdir(exist_ok=True)
     AUTHORITY.cert_pem.write_to_path(str(folder / "company.pem"))
-    authority = await Authority.open(folder / "authority", folder / "company.pem")
+    authority = await CertificateAuthority.open(folder / "authority", folder / "company.pem")
     given = {name: SecretConfig.model_validate(each) for name, each in (secrets or {}).items()}
-    proxy = Proxy(Rules(), authority, Secrets(given, authority.seed), upstream=upstream)
+    proxy = Proxy(EgressRules(), authority, Secrets(given, authority.seed), upstream=upstream)
     async with AsyncExitStack() as stack:
         tasks = await stack.enter_async_context(anyio.create_task_group())
         stack.callback(tasks.cancel_scope.cancel)
@@ -138,7 +138,9 @@ async def a_world(
 
         async def serve(stream: SocketStream) -> None:
             async with stream:
-                await Connection(proxy, stream, CHAT, tuple(world.grants), world.note).serve()
+                await ProxiedConnection(
+                    proxy, stream, CHAT, tuple(world.grants), world.note
+                ).serve()
                 # A door waits likewise for the client to read what it was sent.
                 with anyio.move_on_after(1):
                     await stream.send_eof()
@@ -148,5 +150,5 @@ async def a_world(
         yield world
 
 
-def granted(host: str) -> Rule:
-    return rule_of(host, source="grant")
+def granted(host: str) -> EgressRule:
+    return parse_rule(host, source="grant")
