@@ -25,7 +25,7 @@ _encoded = json.JSONEncoder(separators=(",", ":"), default=str).encode
 
 
 @dataclass(frozen=True)
-class Head:
+class ChainHead:
     """The number and hash of a line, by which all lines up to it are known."""
 
     n: int
@@ -35,18 +35,18 @@ class Head:
         return f"{self.n}:{self.hash}"
 
     @classmethod
-    def of(cls, text: str) -> "Head":
+    def of(cls, text: str) -> "ChainHead":
         """Parse what `str` returns; raises ValueError."""
         if not (found := re.fullmatch(r"(\d{1,18}):([0-9a-f]{64})", text.strip(), re.ASCII)):
             raise ValueError("write a head as N:HASH, as `audit head` prints it")
         return cls(int(found[1]), found[2])
 
 
-START = Head(0, "0" * 64)
+START = ChainHead(0, "0" * 64)
 """The head before the first line."""
 
 
-def line_after(head: Head, kind: str, fields: Fields) -> tuple[bytes, Head]:
+def make_line(head: ChainHead, kind: str, fields: Fields) -> tuple[bytes, ChainHead]:
     """Return the line that follows the head, with the present time, and the new head.
 
     Fields that are None are left out; long texts are cut.
@@ -60,23 +60,23 @@ def line_after(head: Head, kind: str, fields: Fields) -> tuple[bytes, Head]:
     line = {"n": n, "time": now, "kind": kind, **told, "prev": head.hash}
     body = _encoded(line).encode()
     digest = sha256(body).hexdigest()
-    return b'%b,"hash":"%b"}\n' % (body[:-1], digest.encode()), Head(n, digest)
+    return b'%b,"hash":"%b"}\n' % (body[:-1], digest.encode()), ChainHead(n, digest)
 
 
-def sealed(line: bytes) -> Head | None:
+def read_sealed_head(line: bytes) -> ChainHead | None:
     """Return the head that a line states, if the line is as it was written."""
     found = _LINE.fullmatch(line)
     if found and _digest(line) == str(found[5], "ascii"):
-        return Head(int(found[1]), str(found[5], "ascii"))
+        return ChainHead(int(found[1]), str(found[5], "ascii"))
     return None
 
 
-def last_sealed(data: bytes) -> tuple[Head | None, int]:
+def find_last_sealed(data: bytes) -> tuple[ChainHead | None, int]:
     """Return the head of the last line that is as it was written, and where that line ends."""
     end = len(data)
     while (end := data.rfind(b"\n", 0, end) + 1) > 0:
         start = data.rfind(b"\n", 0, end - 1) + 1
-        if head := sealed(data[start:end]):
+        if head := read_sealed_head(data[start:end]):
             return head, end
         end = start
     return None, 0
@@ -87,21 +87,21 @@ def _digest(line: bytes) -> str:
 
 
 @dataclass
-class Check:
+class ChainVerifier:
     """The result of checking all lines; `problems` say what was changed, `notes` are harmless.
 
     `wanted` is a head that was kept elsewhere: the chain must hold it.
     """
 
-    wanted: Head | None = None
+    wanted: ChainHead | None = None
     first: int = 0
-    head: Head = START
+    head: ChainHead = START
     problems: list[str] = field(default_factory=list[str])
     notes: list[str] = field(default_factory=list[str])
     _before: set[str] = field(default_factory=set[str])  # Hashes that the next line may follow.
     _time: bytes = b""
     _unread: bool = False
-    _front: Head = START
+    _front: ChainHead = START
     _removed: set[str] = field(default_factory=lambda: {str(START)})
 
     def see(self, name: str, lines: Iterable[bytes]) -> None:
@@ -123,7 +123,7 @@ class Check:
         n, before, computed = int(number), self.head, _digest(line)
         if not self.first:
             self.first = n
-            self.head = before = self._front = Head(n - 1, str(prev, "ascii"))
+            self.head = before = self._front = ChainHead(n - 1, str(prev, "ascii"))
             self._before = {before.hash}
         if computed.encode() != stated:
             # What a changed line states counts for nothing.
@@ -147,7 +147,7 @@ class Check:
         if kind == b"removed":
             fields = json.loads(line)
             self._removed.add(f"{fields.get('until')}:{fields.get('head')}")
-        self.head, self._before = Head(n, computed), {computed, str(stated, "ascii")}
+        self.head, self._before = ChainHead(n, computed), {computed, str(stated, "ascii")}
         self._time, self._unread = time, False
 
     def end(self) -> None:

@@ -31,7 +31,14 @@ from anyio import CancelScope, CapacityLimiter, to_thread
 from anyio.abc import TaskGroup
 
 from mcp_sandbox import durable
-from mcp_sandbox.audit.chain import START, Check, Fields, Head, last_sealed, line_after
+from mcp_sandbox.audit.chain import (
+    START,
+    ChainHead,
+    ChainVerifier,
+    Fields,
+    find_last_sealed,
+    make_line,
+)
 from mcp_sandbox.config import AuditConfig
 from mcp_sandbox.errors import StorageUnavailable
 from mcp_sandbox.models import ChatId
@@ -49,7 +56,7 @@ _MINUTE_S, _MOST_NOTED = 60.0, 30
 _Noted = tuple[str, ChatId, tuple[tuple[str, str], ...]]
 
 
-def retired(folder: Path) -> list[Path]:
+def list_retired(folder: Path) -> list[Path]:
     """Return the files that are full, in their order. Raises OSError."""
     found = [each.name for each in os.scandir(folder) if each.is_file(follow_symlinks=False)]
     names = filter(re.compile(r"audit-\d{12,}\.jsonl").fullmatch, found)
@@ -71,7 +78,7 @@ def _opened(path: Path) -> int:
     return os.open(path, _OPEN, 0o600)
 
 
-class Writer:
+class AuditWriter:
     """Appends to the audit in a folder, created if missing; `head` is the last line it knows.
 
     Any method may raise OSError.
@@ -108,10 +115,10 @@ class Writer:
         self._hold(wait=True)
         try:
             self._find_end()
-            for path in retired(self._folder):
+            for path in list_retired(self._folder):
                 if time.time() - path.stat().st_mtime < keep_s:
                     return
-                last, _ = last_sealed(path.read_bytes())
+                last, _ = find_last_sealed(path.read_bytes())
                 if last:
                     self._put("removed", {"until": last.n, "head": last.hash})
                     os.fdatasync(self._file)
@@ -160,7 +167,7 @@ class Writer:
         return status.st_size == self._end and status.st_nlink > 0
 
     def _put(self, kind: str, fields: Fields) -> None:
-        line, head = line_after(self.head, kind, fields)
+        line, head = make_line(self.head, kind, fields)
         if os.write(self._file, line) < len(line):
             os.ftruncate(self._file, self._end)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -177,12 +184,12 @@ class Writer:
         last, self._end = None, 0
         for span in (1 << 16, size):
             begin = max(0, size - span)
-            last, end = last_sealed(os.pread(self._file, size - begin, begin))
+            last, end = find_last_sealed(os.pread(self._file, size - begin, begin))
             if last:
                 self._end = begin + end
                 break
-        if not last and (full := retired(self._folder)):
-            last, _ = last_sealed(full[-1].read_bytes())
+        if not last and (full := list_retired(self._folder)):
+            last, _ = find_last_sealed(full[-1].read_bytes())
         if last and last.n > self.head.n:
             self.head = last
         if self._end < size:
@@ -231,7 +238,7 @@ class Audit:
         self.enabled = settings.enabled
         self.mask: Callable[[str], str] = str
         self._folder, self._settings = folder, settings
-        self._writer = Writer(folder, settings.max_file)
+        self._writer = AuditWriter(folder, settings.max_file)
         # Lines that have to wait take threads of their own.
         self._limiter = CapacityLimiter(1)
         self._dirty, self._synced = anyio.Event(), anyio.Event()
@@ -388,13 +395,13 @@ async def open_audit(folder: Path, settings: AuditConfig) -> AsyncGenerator[Audi
         raise error from error.__cause__
 
 
-def verify(folder: Path, wanted: Head | None = None) -> Check:
+def verify(folder: Path, wanted: ChainHead | None = None) -> ChainVerifier:
     """Check every line of the audit in a folder, and that it has the given head.
 
     Raises:
         StorageUnavailable: it cannot be read.
     """
-    check = Check(wanted)
+    check = ChainVerifier(wanted)
     with _reading_opened(folder) as files:
         for name, lines in files:
             check.see(name, lines)
@@ -427,7 +434,7 @@ def _reading_opened(folder: Path) -> Generator[list[tuple[str, Iterator[bytes]]]
                 with suppress(FileNotFoundError):
                     lock = locked.enter_context((folder / "audit.lock").open("rb"))
                     fcntl.flock(lock, fcntl.LOCK_SH)
-                for path in (*retired(folder), folder / CURRENT):
+                for path in (*list_retired(folder), folder / CURRENT):
                     file = stack.enter_context(path.open("rb"))
                     found.append((path.name, _lines(file, path.stat().st_size)))
             yield found

@@ -66,10 +66,10 @@ def verify(
 ) -> None:
     """Say whether lines were changed, removed, added or moved; exit code 1 if so."""
     from mcp_sandbox.audit import log
-    from mcp_sandbox.audit.chain import Head
+    from mcp_sandbox.audit.chain import ChainHead
 
     try:
-        wanted = Head.of(kept) if kept else None
+        wanted = ChainHead.of(kept) if kept else None
     except ValueError as exc:
         raise typer.BadParameter(str(exc)) from exc
     check = log.verify(_folder(data, config), wanted)

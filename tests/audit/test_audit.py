@@ -16,8 +16,8 @@ import pytest
 from anyio import to_thread
 
 from mcp_sandbox.audit import open_audit
-from mcp_sandbox.audit.chain import Check
-from mcp_sandbox.audit.log import Writer, events, verify
+from mcp_sandbox.audit.chain import ChainVerifier
+from mcp_sandbox.audit.log import AuditWriter, events, verify
 from mcp_sandbox.config import AuditConfig
 from mcp_sandbox.errors import InvalidArgument, StorageUnavailable
 from mcp_sandbox.models import ChatId
@@ -35,7 +35,7 @@ async def lines(folder: Path, kind: str | None = None) -> list[dict[str, Any]]:
     return [told for _, told in found if kind in (None, told["kind"])]
 
 
-async def checked(folder: Path) -> Check:
+async def checked(folder: Path) -> ChainVerifier:
     return await to_thread.run_sync(verify, folder)
 
 
@@ -288,7 +288,7 @@ async def test_the_head_is_in_the_log_at_the_end(
 
 
 def test_a_line_that_would_have_to_wait_is_not_waited_for(folder: Path) -> None:
-    ours, other = Writer(folder, 1 << 20), Writer(folder, 1 << 20)
+    ours, other = AuditWriter(folder, 1 << 20), AuditWriter(folder, 1 << 20)
     assert not ours.append("begun", {}, wait=False)
     assert ours.append("begun", {}, wait=True) == 1
     assert ours.append("begun", {}, wait=False) == 2

@@ -7,30 +7,30 @@ from hashlib import sha256
 
 import pytest
 
-from mcp_sandbox.audit.chain import START, Check, Head, last_sealed, line_after
+from mcp_sandbox.audit.chain import START, ChainHead, ChainVerifier, find_last_sealed, make_line
 
 NAME = "audit.jsonl"
 SEED = 13
 
 
-def chain(lines: int, head: Head = START) -> list[bytes]:
+def chain(lines: int, head: ChainHead = START) -> list[bytes]:
     made = list[bytes]()
     for number in range(lines):
-        line, head = line_after(head, "begun", {"tool": "exec", "arguments": f"J*{number} \u00e4"})
+        line, head = make_line(head, "begun", {"tool": "exec", "arguments": f"J*{number} \u00e4"})
         made.append(line)
     return made
 
 
-def checked(lines: list[bytes] | bytes, wanted: Head | None = None) -> Check:
+def checked(lines: list[bytes] | bytes, wanted: ChainHead | None = None) -> ChainVerifier:
     lines = lines.splitlines(keepends=True) if isinstance(lines, bytes) else lines
-    check = Check(wanted)
+    check = ChainVerifier(wanted)
     check.see(NAME, lines)
     check.end()
     return check
 
 
-def head_of(line: bytes) -> Head:
-    found, _ = last_sealed(line)
+def head_of(line: bytes) -> ChainHead:
+    found, _ = find_last_sealed(line)
     assert found
     return found
 
@@ -78,7 +78,7 @@ def test_a_line_that_is_gone_doubled_moved_or_foreign_is_named(
 
 def test_a_line_that_was_written_anew_does_not_fit_those_after_it() -> None:
     lines = chain(12)
-    lines[6], _ = line_after(head_of(lines[5]), "begun", {"tool": "harmless"})
+    lines[6], _ = make_line(head_of(lines[5]), "begun", {"tool": "harmless"})
     assert checked(lines).problems == ["line 8 does not follow line 7 as that is now"]
 
 
@@ -89,7 +89,7 @@ def test_a_removed_end_and_an_audit_written_anew_show_against_a_head_that_was_ke
     assert checked(lines[:9], kept).problems == [
         "lines 10 to 12 are missing from the end, by the head that you keep"
     ]
-    other, _ = line_after(START, "begun", {})
+    other, _ = make_line(START, "begun", {})
     anew = [other, *chain(14, head_of(other))]
     assert checked(anew).problems == []
     assert checked(anew, kept).problems == ["line 12 is another than the head that you keep says"]
@@ -98,7 +98,7 @@ def test_a_removed_end_and_an_audit_written_anew_show_against_a_head_that_was_ke
 def test_a_front_that_a_later_line_says_was_removed_is_no_problem() -> None:
     lines = chain(12)
     gone = head_of(lines[4])
-    last, _ = line_after(head_of(lines[-1]), "removed", {"until": gone.n, "head": gone.hash})
+    last, _ = make_line(head_of(lines[-1]), "removed", {"until": gone.n, "head": gone.hash})
     kept = [*lines[5:], last]
     assert checked(kept).problems == []
     assert checked(kept).notes == ["lines 1 to 5 were removed, as audit.keep says"]
@@ -109,7 +109,7 @@ def test_a_clock_that_was_set_back_is_noted() -> None:
     line = chain(1)[0]
     body = line[: line.index(b',"hash"')].replace(b'"time":"20', b'"time":"30') + b"}"
     digest = sha256(body).hexdigest()
-    early, _ = line_after(Head(1, digest), "begun", {})
+    early, _ = make_line(ChainHead(1, digest), "begun", {})
     check = checked([body[:-1] + b',"hash":"%b"}\n' % digest.encode(), early])
     assert check.problems == []
     assert check.notes == ["line 2 is dated before line 1: the clock was set back"]
@@ -118,17 +118,17 @@ def test_a_clock_that_was_set_back_is_noted() -> None:
 def test_the_last_line_that_is_as_it_was_written_is_found_before_what_is_not() -> None:
     lines = chain(5)
     whole = b"".join(lines)
-    assert last_sealed(whole) == (head_of(lines[-1]), len(whole))
+    assert find_last_sealed(whole) == (head_of(lines[-1]), len(whole))
     for torn in (lines[4][:-1], lines[4][:40], b"\0" * 500 + b"\n", b"\n\n", b"{}\nx"):
-        assert last_sealed(b"".join(lines[:4]) + torn) == (
+        assert find_last_sealed(b"".join(lines[:4]) + torn) == (
             head_of(lines[3]),
             len(b"".join(lines[:4])),
         )
-    assert last_sealed(b"") == last_sealed(b"\n{}\n") == (None, 0)
+    assert find_last_sealed(b"") == find_last_sealed(b"\n{}\n") == (None, 0)
 
 
 def test_a_line_may_hold_any_text() -> None:
-    line, head = line_after(
+    line, head = make_line(
         START, "begun", {"a": '\n"hash":"\0\udc80\u2028', "b": None, "c": "x" * 9999}
     )
     assert checked([line]).problems == []
@@ -140,6 +140,6 @@ def test_a_line_may_hold_any_text() -> None:
 
 def test_a_head_is_read_as_it_is_printed() -> None:
     head = head_of(chain(3)[-1])
-    assert Head.of(f" {head}\n") == head
+    assert ChainHead.of(f" {head}\n") == head
     with pytest.raises(ValueError, match="N:HASH"):
-        Head.of("3")
+        ChainHead.of("3")

@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from mcp_sandbox.audit.log import Writer
+from mcp_sandbox.audit.log import AuditWriter
 from mcp_sandbox.cli import cli
 
 
 @pytest.fixture
 def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HOME", str(tmp_path))
-    writer = Writer(tmp_path / "data" / "sandbox" / "audit", 1 << 20)
+    writer = AuditWriter(tmp_path / "data" / "sandbox" / "audit", 1 << 20)
     for number in range(6):
         fields = {"user": "local", "chat": "ab"[number % 2], "arguments": "echo \x1b[2J"}
         assert writer.append("begun", fields, wait=True)
