@@ -20,7 +20,7 @@ from docker.errors import NotFound
 from benchmarks.measure import Goal, Measured, Row, Side, rested, times_slower
 from benchmarks.places import Failed, checked, configured, engine_client, in_thread, open_place
 from mcp_sandbox.app.chats import open_manager, temporary_data
-from mcp_sandbox.backends.bubblewrap.arguments import Descriptors, arguments, etc
+from mcp_sandbox.backends.bubblewrap.arguments import Descriptors, arguments, make_etc
 from mcp_sandbox.backends.bubblewrap.host import Host
 from mcp_sandbox.backends.docker.engine import security_options
 from mcp_sandbox.backends.docker.spec import PYTHON, Placement, container_body, instance_of
@@ -150,7 +150,7 @@ class _BareBubblewrap:
 
     def __init__(self, folder: Path) -> None:
         self._host = host = Host(folder)
-        self._etc = etc(host.uid, host.gid, "none")
+        self._etc = make_etc(host.uid, host.gid, "none")
         targets = {"mount-0": "/workspace", "mount-1": "/home/sandbox"}
         self._reach = {name: str(folder / name) for name in (*targets, "sockets", "runner")}
         copytree(host.runner, self._reach["runner"])

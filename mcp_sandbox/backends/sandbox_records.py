@@ -125,7 +125,7 @@ async def kill(process: ProcessId) -> bool:
     return await end(process, signal.SIGKILL, limit_s=_GONE_LIMIT_S)
 
 
-def wrong_status(status: str, user: str) -> list[str]:
+def find_weak_status(status: str, user: str) -> list[str]:
     """Return how /proc/PID/status is weaker than a first process must be; `user`: UID:GID."""
     fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
     user_id, _, group_id = user.partition(":")
@@ -143,7 +143,7 @@ def wrong_status(status: str, user: str) -> list[str]:
     ]
 
 
-def wrong_mounts(mountinfo: str, wanted: Mapping[str, bool]) -> list[str]:
+def find_missing_mounts(mountinfo: str, wanted: Mapping[str, bool]) -> list[str]:
     """Return what /proc/PID/mountinfo lacks; `wanted` maps each mount point to: is read-only.
 
     A mount that went through a link lies elsewhere than it should.
@@ -286,7 +286,7 @@ class SandboxRecords:
         """Replace the labels of a sandbox; raises SandboxGone, StorageUnavailable."""
         record = self.find(sandbox_id)
         if record is None:
-            raise gone(sandbox_id)
+            raise make_gone_error(sandbox_id)
         self.save(sandbox_id, replace(record, labels=dict(labels)))
 
     def find(self, sandbox_id: SandboxId) -> SandboxRecord | None:
@@ -318,12 +318,12 @@ class SandboxRecords:
         """Return record and token of a sandbox; raises SandboxGone if nothing is known of it."""
         record = self.find(sandbox_id)
         if record is None:
-            raise gone(sandbox_id)
+            raise make_gone_error(sandbox_id)
         try:
             return record, bytes.fromhex((self.directory(sandbox_id) / "token").read_text())
         except (OSError, ValueError) as exc:
             logger.warning("sandbox %s is given up, its token is damaged: %s", sandbox_id, exc)
-            raise gone(sandbox_id) from exc
+            raise make_gone_error(sandbox_id) from exc
 
     def forget(self, sandbox_id: SandboxId) -> None:
         """Remove the directory of a sandbox in which nothing runs; gone already is fine."""
@@ -338,7 +338,7 @@ class SandboxRecords:
             directory.rmdir()
 
 
-def gone(sandbox_id: SandboxId) -> SandboxGone:
+def make_gone_error(sandbox_id: SandboxId) -> SandboxGone:
     """Return the error for a sandbox that does not run."""
     return SandboxGone(
         f"sandbox {sandbox_id} is not running; the next call starts a new one on the same files"

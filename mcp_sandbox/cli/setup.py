@@ -138,7 +138,7 @@ def build(
     """Build a sandbox image; it must be built again after an update of mcp-sandbox."""
     from mcp_sandbox.backends.docker import images as room
 
-    builder = room.Builder(
+    builder = room.ImageBuilder(
         load(config).config.docker,
         lambda line: print(line, file=sys.stderr, flush=True),
         ca_bundle,
@@ -196,7 +196,7 @@ def check(
 
     settings = load(config).config.docker
     if name:
-        image = room.our_name(name) if name in room.image_folders() else name
+        image = room.name_image(name) if name in room.image_folders() else name
         settings = settings.model_copy(update={"image": image})
     found = anyio.run(room.check, settings)
     current = [row.name for row in anyio.run(room.list_images, settings) if row.current]

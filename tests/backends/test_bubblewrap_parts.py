@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from mcp_sandbox.backends.bubblewrap import cgroups, host, seccomp, verify
 from mcp_sandbox.backends.bubblewrap.arguments import (
     Descriptors,
-    Inside,
-    System,
+    HostSystem,
+    SandboxLayout,
     arguments,
-    etc,
+    list_sources,
     look_at_system,
-    sources,
+    make_etc,
 )
 from mcp_sandbox.backends.bubblewrap.host import limits_in_words
 from mcp_sandbox.errors import BackendUnavailable
@@ -105,9 +105,9 @@ def test_unknown_machine_is_told() -> None:
 
 def words(network: Network = "none", mounts: tuple[Mount, ...] = ()) -> list[str]:
     spec = SandboxSpec(mounts, network=network)
-    inside = Inside(10001, 10001, spec, {"A": "b c"}, ("/cg/x", "/sys/fs/cgroup"))
-    reach = {name: f"/reach/{name}" for name in sources(inside, Path("r"), Path("s"))}
-    system = System({"/bin": "usr/bin"}, ("/usr",), ("/proc/keys",))
+    inside = SandboxLayout(10001, 10001, spec, {"A": "b c"}, ("/cg/x", "/sys/fs/cgroup"))
+    reach = {name: f"/reach/{name}" for name in list_sources(inside, Path("r"), Path("s"))}
+    system = HostSystem({"/bin": "usr/bin"}, ("/usr",), ("/proc/keys",))
     return arguments(
         inside, system, ("/etc/alternatives",), Descriptors(5, 6, 7, 9, {"/etc/x": 8}), reach
     )
@@ -145,37 +145,37 @@ def test_private_files_of_etc_are_not_copied(tmp_path: Path) -> None:
         (tmp_path / name).write_text("text")
         (tmp_path / name).chmod(mode)
     (tmp_path / "resolv.conf").write_text("nameserver 1.2.3.4\n")
-    closed, opened = (etc(7, 8, network, tmp_path) for network in ("none", "open"))
+    closed, opened = (make_etc(7, 8, network, tmp_path) for network in ("none", "open"))
     assert "/etc/mime.types" in closed.files
     assert not {"/etc/services", "/etc/shadow", "/etc/resolv.conf"} & set(closed.files)
     assert opened.files["/etc/resolv.conf"] == b"nameserver 1.2.3.4\n"
     assert b"sandbox:x:7:8:" in closed.files["/etc/passwd"]
 
 
-MACHINE = host.Machine(None, None, 15000, in_container=False)
+MACHINE = host.KernelConfig(None, None, 15000, in_container=False)
 
 
 @pytest.mark.parametrize(
     ("said", "machine", "remedy"),
     [
         ("setting up uid map: Permission denied",
-         host.Machine(True, None, 1, in_container=False),
+         host.KernelConfig(True, None, 1, in_container=False),
          "apparmor_restrict_unprivileged_userns=0"),
         ("No permissions to create new namespace",
-         host.Machine(None, False, 1, in_container=False), "unprivileged_userns_clone=1"),
+         host.KernelConfig(None, False, 1, in_container=False), "unprivileged_userns_clone=1"),
         ("Creating new namespace failed: No space left on device",
-         host.Machine(None, None, 0, in_container=True), "user.max_user_namespaces=15000"),
+         host.KernelConfig(None, None, 0, in_container=True), "user.max_user_namespaces=15000"),
         ("Creating new namespace failed: Operation not permitted",
-         host.Machine(None, None, 1, in_container=True), "seccomp=unconfined"),
+         host.KernelConfig(None, None, 1, in_container=True), "seccomp=unconfined"),
         ("Can't mount proc on /newroot/proc: Operation not permitted",
-         host.Machine(None, None, 1, in_container=True), "systempaths=unconfined"),
+         host.KernelConfig(None, None, 1, in_container=True), "systempaths=unconfined"),
         ("No permissions to create new namespace", MACHINE, "docker backend"),
         ("execvp python3: No such file", MACHINE, "mcp-sandbox doctor"),
         ("", MACHINE, "it said nothing"),
     ],
 )  # fmt: skip
 def test_failure_names_the_step_and_the_remedy(
-    said: str, machine: host.Machine, remedy: str
+    said: str, machine: host.KernelConfig, remedy: str
 ) -> None:
     explained = host.explain(said, machine)
     assert said in explained
@@ -186,7 +186,7 @@ def test_settings_of_a_machine_are_read(tmp_path: Path) -> None:
     (tmp_path / "proc/sys/kernel").mkdir(parents=True)
     (tmp_path / "proc/sys/kernel/apparmor_restrict_unprivileged_userns").write_text("1\n")
     (tmp_path / ".dockerenv").touch()
-    assert host.look(tmp_path) == host.Machine(True, None, None, in_container=True)
+    assert host.look(tmp_path) == host.KernelConfig(True, None, None, in_container=True)
 
 
 OWN = {name: number for number, name in enumerate(("cgroup", "ipc", "mnt", "net", "pid", "uts"))}
@@ -196,7 +196,7 @@ TOLD: dict[str, object] = {f"{name}-namespace": number + 100 for name, number in
 def shared_namespaces(
     told: Mapping[str, object], network: Network = "none", *, walls: bool = True
 ) -> list[str]:
-    return verify.shared_namespaces(OWN, told, verify.namespaces(network, walls=walls))
+    return verify.find_shared_namespaces(OWN, told, verify.namespaces(network, walls=walls))
 
 
 def test_shared_namespace_is_found() -> None:
@@ -213,10 +213,17 @@ def test_shared_namespace_is_found() -> None:
 def test_missing_limit_and_group_are_found() -> None:
     values = {resource.RLIMIT_NOFILE: 128, resource.RLIMIT_CORE: 0}
     text = "Max core file size   0   0   bytes\nMax open files   128   4096   files\n"
-    assert verify.missing_limits(text, values) == ["max open files is 128 and 4096 instead of 128"]
-    assert not verify.missing_limits(text.replace("4096", "128 "), values)
-    assert verify.outside_groups("4:memory:/mcp-sandbox/a\n3:pids:/\n", ["/x/mcp-sandbox/a"]) == []
-    assert verify.outside_groups("4:memory:/other\n", ["/x/mcp-sandbox/a"]) == ["/x/mcp-sandbox/a"]
+    assert verify.find_missing_limits(text, values) == [
+        "max open files is 128 and 4096 instead of 128"
+    ]
+    assert not verify.find_missing_limits(text.replace("4096", "128 "), values)
+    assert (
+        verify.find_outside_groups("4:memory:/mcp-sandbox/a\n3:pids:/\n", ["/x/mcp-sandbox/a"])
+        == []
+    )
+    assert verify.find_outside_groups("4:memory:/other\n", ["/x/mcp-sandbox/a"]) == [
+        "/x/mcp-sandbox/a"
+    ]
 
 
 def test_limits_without_groups_are_not_pretended() -> None:

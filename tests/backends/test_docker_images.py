@@ -14,15 +14,15 @@ from docker.errors import ImageNotFound
 
 from mcp_sandbox.agents.executors import EXECUTORS
 from mcp_sandbox.backends.docker import images
-from mcp_sandbox.backends.docker.client import Connection, build_image, connection_of
+from mcp_sandbox.backends.docker.client import EngineConnection, build_image, connection_of
 from mcp_sandbox.backends.docker.engine import Engine
 from mcp_sandbox.backends.docker.images import (
-    Builder,
+    ImageBuilder,
     context_digest,
     context_tar,
     image_folder,
     image_folders,
-    our_name,
+    name_image,
     packages_of,
 )
 from mcp_sandbox.backends.runner_copy import digest_of, runner_digest, runner_sources
@@ -194,13 +194,13 @@ def test_digest_of_an_image_is_another_when_what_is_below_it_is() -> None:
 
 def test_every_agent_with_an_image_has_one_that_can_be_built() -> None:
     named = {each.image for each in EXECUTORS.values() if each.image}
-    assert named <= {our_name(name) for name in image_folders()}
+    assert named <= {name_image(name) for name in image_folders()}
 
 
 @pytest.mark.docker
 async def test_build_on_an_absent_image_says_what_to_run() -> None:
     with pytest.raises(ImageMissing, match="no image absent:1"):
-        await Builder(BASE, quiet).build("claude", base="absent:1")
+        await ImageBuilder(BASE, quiet).build("claude", base="absent:1")
 
 
 @pytest.mark.docker
@@ -215,7 +215,7 @@ async def test_images_of_an_agent_have_its_programs_and_no_trace_of_the_machine(
     trusted = Path("/etc/ssl/certs/ca-certificates.crt")
     bundle.write_bytes(b"# " + MARK + b"\n" + (trusted.read_bytes() if trusted.exists() else b""))
     monkeypatch.setenv("ftp_proxy", "http://user:secret-of-the-proxy@127.0.0.1:1")
-    builder = Builder(BASE, quiet, ca_bundle=bundle)
+    builder = ImageBuilder(BASE, quiet, ca_bundle=bundle)
     async with (
         temporary_image("mcp-sandbox/claude-of-a-test:latest") as claude,
         temporary_image("mcp-sandbox/claude-full-of-a-test:latest") as full,
@@ -268,7 +268,7 @@ async def test_image_builds_without_a_trace_of_the_machine_it_was_built_on(
     lines: list[str] = []
     own = DockerConfig(image="operators/own:1")
     async with temporary_image("mcp-sandbox/built-by-a-test:latest") as config:
-        builder = Builder(own, lines.append, ca_bundle=bundle, from_packages=True)
+        builder = ImageBuilder(own, lines.append, ca_bundle=bundle, from_packages=True)
         name = await builder.build(tag=config.image)
         assert name == config.image
         rows = {row.name: row.current for row in await images.list_images(config)}
@@ -289,7 +289,7 @@ async def test_image_builds_without_a_trace_of_the_machine_it_was_built_on(
 async def test_failed_step_of_a_build_is_reported_with_its_line(tmp_path: Path) -> None:
     (tmp_path / "Dockerfile").write_text(f"FROM {BASE.image}\nRUN exit 7\n")
     context = await anyio.to_thread.run_sync(context_tar, tmp_path, None)
-    connection = Connection(lambda: Engine("unix:///var/run/docker.sock"))
+    connection = EngineConnection(lambda: Engine("unix:///var/run/docker.sock"))
     with pytest.raises(BackendUnavailable, match="returned a non-zero code: 7"):
         await connection.call(build_image, context, "mcp-sandbox/x", {}, quiet)
     await connection.aclose()
@@ -299,7 +299,7 @@ async def test_failed_step_of_a_build_is_reported_with_its_line(tmp_path: Path) 
 async def test_build_on_a_base_that_cannot_be_pulled_names_the_way_without(tmp_path: Path) -> None:
     (tmp_path / "Dockerfile").write_text("FROM registry.invalid/debian:trixie-slim\n")
     context = await anyio.to_thread.run_sync(context_tar, tmp_path, None)
-    connection = Connection(lambda: Engine("unix:///var/run/docker.sock"))
+    connection = EngineConnection(lambda: Engine("unix:///var/run/docker.sock"))
     with anyio.fail_after(50), pytest.raises(BackendUnavailable, match="--from-packages"):
         await connection.call(build_image, context, "mcp-sandbox/x", {}, quiet)
     await connection.aclose()

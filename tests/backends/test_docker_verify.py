@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from mcp_sandbox.backends.docker.spec import Placement, container_body, weaker_fields
-from mcp_sandbox.backends.sandbox_records import wrong_status
+from mcp_sandbox.backends.docker.spec import Placement, container_body, find_weaker_fields
+from mcp_sandbox.backends.sandbox_records import find_weak_status
 from mcp_sandbox.models import Mount, SandboxId, SandboxSpec
 
 BODY = container_body(
@@ -45,7 +45,7 @@ def inspection() -> dict[str, Any]:
 
 
 def test_container_as_asked_for_has_no_weak_field() -> None:
-    assert weaker_fields(BODY, inspection()) == []
+    assert find_weaker_fields(BODY, inspection()) == []
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_container_as_asked_for_has_no_weak_field() -> None:
 def test_weaker_field_is_named(field: str, value: object) -> None:
     found = inspection()
     found["HostConfig"][field] = value
-    [problem] = weaker_fields(BODY, found)
+    [problem] = find_weaker_fields(BODY, found)
     assert problem.startswith(field)
 
 
@@ -111,7 +111,7 @@ def test_weaker_field_is_named(field: str, value: object) -> None:
 def test_weaker_setting_of_the_program_is_named(field: str, value: object) -> None:
     found = inspection()
     found["Config"][field] = value
-    [problem] = weaker_fields(BODY, found)
+    [problem] = find_weaker_fields(BODY, found)
     assert problem.startswith(field)
 
 
@@ -124,18 +124,18 @@ def test_other_mounts_than_asked_for_are_named(change: str) -> None:
         found["Mounts"].pop()
     else:
         found["Mounts"][0]["RW"] = False
-    [problem] = weaker_fields(BODY, found)
+    [problem] = find_weaker_fields(BODY, found)
     assert problem.startswith("Mounts")
 
 
 def test_swap_that_the_kernel_cannot_count_is_no_reason_to_refuse() -> None:
     found = inspection()
     found["HostConfig"]["MemorySwap"] = -1
-    assert weaker_fields(BODY, found) == []
+    assert find_weaker_fields(BODY, found) == []
 
 
 def test_first_process_as_asked_for_has_no_problem() -> None:
-    assert wrong_status(STATUS, "10001:10001") == []
+    assert find_weak_status(STATUS, "10001:10001") == []
 
 
 @pytest.mark.parametrize(
@@ -150,5 +150,5 @@ def test_first_process_as_asked_for_has_no_problem() -> None:
     ],
 )
 def test_weaker_first_process_is_named(line: str, other: str) -> None:
-    [problem] = wrong_status(STATUS.replace(line, other), "10001:10001")
+    [problem] = find_weak_status(STATUS.replace(line, other), "10001:10001")
     assert problem.startswith(line.split(":", 1)[0])

@@ -7,7 +7,7 @@ import pytest
 from anyio import to_thread
 
 from mcp_sandbox.app.chats import open_backend
-from mcp_sandbox.backends.sandbox_records import sandbox_user, wrong_mounts
+from mcp_sandbox.backends.sandbox_records import find_missing_mounts, sandbox_user
 from mcp_sandbox.errors import InsecureSandbox
 from mcp_sandbox.models import Mount, SandboxSpec
 from tests.conftest import configured
@@ -21,16 +21,16 @@ _WANTED = {"/workspace": False, "/workspace/.claude": False, "/workspace/.claude
 
 
 def test_mounts_as_they_should_be_are_fine() -> None:
-    assert wrong_mounts(_TABLE, _WANTED) == []
+    assert find_missing_mounts(_TABLE, _WANTED) == []
 
 
 def test_a_mount_that_is_missing_or_writable_is_told() -> None:
     view = "/workspace/.claude/skills"
-    assert wrong_mounts("", _WANTED)[-1] == f"nothing is mounted at {view}"
+    assert find_missing_mounts("", _WANTED)[-1] == f"nothing is mounted at {view}"
     writable = f"{view} can be written to and should be read-only"
-    assert wrong_mounts(_TABLE.replace("ro,", "rw,"), _WANTED) == [writable]
+    assert find_missing_mounts(_TABLE.replace("ro,", "rw,"), _WANTED) == [writable]
     above = f"362 360 254:0 /data/other {view} rw - ext4 /dev/vda rw\n"
-    assert wrong_mounts(_TABLE + above, _WANTED) == [writable]
+    assert find_missing_mounts(_TABLE + above, _WANTED) == [writable]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from mcp_sandbox.backends.bubblewrap.arguments import host_root
+from mcp_sandbox.backends.bubblewrap.arguments import show_host_root
 from mcp_sandbox.backends.bubblewrap.backend import BubblewrapBackend
 from mcp_sandbox.errors import BackendUnavailable, SandboxGone
 from mcp_sandbox.models import Mount
@@ -66,7 +66,7 @@ def test_only_a_folder_that_has_every_mount_point_is_bound_whole(tmp_path: Path)
     (tmp_path / "lacking/other").mkdir(parents=True)
     (tmp_path / "linked").symlink_to("whole")
     (tmp_path / "point").mkdir()
-    found = host_root(
+    found = show_host_root(
         [f"{tmp_path}/{name}" for name in ("whole/point", "lacking/point", "linked/x", "point")],
         "/tmp",
         Path(tmp_path),

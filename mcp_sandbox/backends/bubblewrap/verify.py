@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from mcp_sandbox.backends.sandbox_records import sandbox_user, wrong_mounts, wrong_status
+from mcp_sandbox.backends.sandbox_records import find_missing_mounts, find_weak_status, sandbox_user
 from mcp_sandbox.errors import InsecureSandbox
 from mcp_sandbox.models import Limits, Network, SandboxSpec
 
@@ -27,7 +27,7 @@ _KINDS = {
 }
 
 
-def shared_namespaces(
+def find_shared_namespaces(
     own: Mapping[str, int], told: Mapping[str, object], apart: Iterable[str]
 ) -> list[str]:
     """Return a problem for each namespace of `apart` that the sandbox shares with the host.
@@ -42,7 +42,7 @@ def shared_namespaces(
 
 
 @dataclass(frozen=True)
-class Told:
+class BwrapStatus:
     """bwrap's own process number, and its report: the sandbox's pid 1 and namespaces."""
 
     launcher: int
@@ -56,14 +56,19 @@ def namespaces(network: Network, *, walls: bool) -> list[str]:
     return [name for name in kinds if name != "net" or network == "none"]
 
 
-def outside_groups(cgroup: str, paths: Iterable[str]) -> list[str]:
+def find_outside_groups(cgroup: str, paths: Iterable[str]) -> list[str]:
     """Return those groups of `paths` that a process with this /proc/PID/cgroup is not in."""
     inside = [line.split(":", 2)[2] for line in cgroup.splitlines()]
     return [path for path in paths if not any(path.endswith(group) for group in inside)]
 
 
 def check(
-    told: Told, spec: SandboxSpec, groups: Iterable[str], limits: Mapping[int, int], *, walls: bool
+    told: BwrapStatus,
+    spec: SandboxSpec,
+    groups: Iterable[str],
+    limits: Mapping[int, int],
+    *,
+    walls: bool,
 ) -> None:
     """Check the sandbox that bwrap reported. Blocks.
 
@@ -73,15 +78,15 @@ def check(
     apart = namespaces(spec.network, walls=walls)
     own = {name: Path(f"/proc/self/ns/{name}").stat().st_ino for name in _NAMESPACES}
     user = ":".join(map(str, sandbox_user()))
-    found = wrong_status((proc / "status").read_text(), user)
-    found += shared_namespaces(own, told.status, apart)
+    found = find_weak_status((proc / "status").read_text(), user)
+    found += find_shared_namespaces(own, told.status, apart)
     mounts = {mount.target: mount.read_only for mount in spec.mounts}
     # Else the sandbox could change settings of the kernel.
     mounts |= {"/proc/sys": True} if walls else {}
-    found += wrong_mounts((proc / "mountinfo").read_text(), mounts)
-    found += missing_limits((proc / "limits").read_text(), limits)
+    found += find_missing_mounts((proc / "mountinfo").read_text(), mounts)
+    found += find_missing_limits((proc / "limits").read_text(), limits)
     if groups:
-        missing = outside_groups((proc / "cgroup").read_text(), groups)
+        missing = find_outside_groups((proc / "cgroup").read_text(), groups)
         found += [f"it is not in the group {path}" for path in missing]
     if found:
         raise InsecureSandbox(
@@ -90,7 +95,7 @@ def check(
         )
 
 
-def wanted_limits(limits: Limits, *, memory_by_process: bool) -> dict[int, int]:
+def list_wanted_limits(limits: Limits, *, memory_by_process: bool) -> dict[int, int]:
     """Return each resource and its limit, in the kernel's units.
 
     `memory_by_process` limits the data of each process: for machines without a memory group.
@@ -120,7 +125,7 @@ def limit_settings(values: Mapping[int, int]) -> dict[str, str]:
     return {"MCP_SANDBOX_LIMITS": limits, "MCP_SANDBOX_OOM_SCORE": str(score)}
 
 
-def missing_limits(text: str, values: Mapping[int, int]) -> list[str]:
+def find_missing_limits(text: str, values: Mapping[int, int]) -> list[str]:
     """Return the limits in the text of /proc/PID/limits that are not as wanted."""
     found = []
     for kind, value in values.items():

@@ -23,7 +23,7 @@ from mcp_sandbox.backends.docker.engine import (
     shares_sockets,
 )
 from mcp_sandbox.backends.docker.exec_stream import open_exec
-from mcp_sandbox.backends.docker.images import run_once, somewhere
+from mcp_sandbox.backends.docker.images import find_place, run_once
 from mcp_sandbox.backends.docker.spec import (
     APP,
     IMAGE_LABEL,
@@ -34,13 +34,18 @@ from mcp_sandbox.backends.docker.spec import (
     SOCKET,
     Placement,
     container_body,
+    find_weaker_fields,
     first_process_problems,
     instance_of,
-    weaker_fields,
 )
 from mcp_sandbox.backends.local_socket import connect
 from mcp_sandbox.backends.runner_copy import runner_digest
-from mcp_sandbox.backends.sandbox_records import SandboxRecord, SandboxRecords, gone, new_id
+from mcp_sandbox.backends.sandbox_records import (
+    SandboxRecord,
+    SandboxRecords,
+    make_gone_error,
+    new_id,
+)
 from mcp_sandbox.config import DockerConfig
 from mcp_sandbox.errors import BackendUnavailable, ImageMissing, InsecureSandbox, SandboxGone
 from mcp_sandbox.models import (
@@ -80,14 +85,14 @@ class DockerSandbox:
         return await self.backend.connect(self.id, deadline_s=_CONNECT_S)
 
     async def pause(self) -> bool:
-        await self.backend.connection.call(client.switch, self.id, paused=True)
+        await self.backend.connection.call(client.set_paused, self.id, paused=True)
         return True
 
     async def resume(self) -> None:
-        await self.backend.connection.call(client.switch, self.id, paused=False)
+        await self.backend.connection.call(client.set_paused, self.id, paused=False)
 
     async def ending(self, *, within_s: float = 0.0) -> Ending | None:
-        return await client.ending(self.backend.connection, self.id, within_s)
+        return await client.read_ending(self.backend.connection, self.id, within_s)
 
 
 class DockerBackend:
@@ -111,7 +116,7 @@ class DockerBackend:
     async def probe(self) -> str:
         info = await self.connection.info()
         refuse_unusable(info)
-        place = somewhere(await self._current_image(), self._instance, self._config.runtime, info)
+        place = find_place(await self._current_image(), self._instance, self._config.runtime, info)
         code, said = await run_once(self.connection, place, "print(6 * 7)")
         if code != 0 or said.strip() != "42":
             raise BackendUnavailable(
@@ -141,7 +146,7 @@ class DockerBackend:
 
             token = await to_thread.run_sync(note)
             place = replace(
-                somewhere(image, self._instance, self._config.runtime, info),
+                find_place(image, self._instance, self._config.runtime, info),
                 name=sandbox_id,
                 token=token.hex(),
                 token_file=by_file,
@@ -159,9 +164,9 @@ class DockerBackend:
         inspected = await self.connection.call(client.inspect, sandbox_id)
         status = inspected["State"]["Status"]
         if status == "paused":
-            await self.connection.call(client.switch, sandbox_id, paused=False)
+            await self.connection.call(client.set_paused, sandbox_id, paused=False)
         elif status != "running":
-            raise gone(sandbox_id)
+            raise make_gone_error(sandbox_id)
         facts = self._facts(inspected, await self.connection.info())
         labels = record.labels or _labels(inspected["Config"])
         return DockerSandbox(sandbox_id, token, facts, labels, self)
@@ -188,7 +193,7 @@ class DockerBackend:
                 if found["State"]["Status"] == "paused":
                     # gVisor does not kill paused processes.
                     with suppress(SandboxGone):
-                        await self.connection.call(client.switch, sandbox_id, paused=False)
+                        await self.connection.call(client.set_paused, sandbox_id, paused=False)
                 await self.connection.call(client.remove, sandbox_id)
             await self._clear(sandbox_id)
 
@@ -224,7 +229,7 @@ class DockerBackend:
         body = container_body(spec, placement)
         async with self._starts:
             inspected = await self.connection.call(client.launch, sandbox_id, body)
-        _refuse(weaker_fields(body, inspected))
+        _refuse(find_weaker_fields(body, inspected))
         await self._wait_until_it_listens(sandbox_id)
         if not self._swept:
             await self._sweep()
@@ -281,7 +286,7 @@ class DockerBackend:
         """Clean up after killed servers and ended sandboxes; return the containers that stay."""
         stays = []
         labels = [f"app={APP}", f"{INSTANCE_LABEL}={self._instance}"]
-        for row in await self.connection.call(client.labelled, labels):
+        for row in await self.connection.call(client.list_labelled, labels):
             # Its server was killed before it could start it, and no other server will.
             if row["State"] == "created" and await to_thread.run_sync(self._abandoned, row):
                 await self.connection.call(client.remove, row["Id"])

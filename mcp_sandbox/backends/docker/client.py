@@ -28,7 +28,7 @@ from mcp_sandbox.backends.docker.engine import (
     explain_silence,
     find_engine,
 )
-from mcp_sandbox.backends.sandbox_records import gone
+from mcp_sandbox.backends.sandbox_records import make_gone_error
 from mcp_sandbox.config import DockerConfig, docker_variables, home, search_path
 from mcp_sandbox.errors import BackendUnavailable, ImageMissing, SandboxGone
 from mcp_sandbox.models import Ending, SandboxId
@@ -51,7 +51,7 @@ _KILLED = 128 + 9
 _SHORTLY_NS = 10 * 10**9
 
 
-class Connection:
+class EngineConnection:
     """A connection to one engine, which is found and connected at the first call."""
 
     def __init__(self, find: Callable[[], Engine]) -> None:
@@ -103,9 +103,9 @@ class Connection:
         return await to_thread.run_sync(job, limiter=self._limiter)
 
 
-def connection_of(config: DockerConfig) -> Connection:
+def connection_of(config: DockerConfig) -> EngineConnection:
     """Return a connection to the engine that the configuration or the environment names."""
-    return Connection(lambda: find_engine(config.host, docker_variables(), home()))
+    return EngineConnection(lambda: find_engine(config.host, docker_variables(), home()))
 
 
 def launch(api: docker.APIClient, name: str, body: dict[str, Any]) -> dict[str, Any]:
@@ -120,10 +120,10 @@ def inspect(api: docker.APIClient, name: str) -> dict[str, Any]:
     try:
         return cast("dict[str, Any]", api.inspect_container(name))
     except docker_errors.NotFound as exc:
-        raise gone(SandboxId(name)) from exc
+        raise make_gone_error(SandboxId(name)) from exc
 
 
-def labelled(api: docker.APIClient, labels: Sequence[str]) -> list[dict[str, Any]]:
+def list_labelled(api: docker.APIClient, labels: Sequence[str]) -> list[dict[str, Any]]:
     """Return summaries of the containers, running or not, that carry all of `labels`."""
     filters: dict[str, Any] = {"label": list(labels)}
     return cast("list[dict[str, Any]]", cast("Any", api).containers(all=True, filters=filters))
@@ -181,14 +181,14 @@ def remove_network(api: docker.APIClient, name: str) -> None:
         api.remove_network(name)
 
 
-def switch(api: docker.APIClient, name: str, *, paused: bool) -> None:
+def set_paused(api: docker.APIClient, name: str, *, paused: bool) -> None:
     """Pause all processes of a container, or let them go on; raise SandboxGone."""
     with _gone_unless_running(name):
         if bool(inspect(api, name)["State"]["Paused"]) != paused:
             (api.pause if paused else api.unpause)(name)
 
 
-async def ending(connection: Connection, name: str, within_s: float) -> Ending | None:
+async def read_ending(connection: EngineConnection, name: str, within_s: float) -> Ending | None:
     """Return why a container ended; None if it still runs after `within_s` seconds."""
     runs_until = anyio.current_time() + within_s
     told_until = runs_until + _TOLD_S
@@ -354,7 +354,7 @@ def _gone_unless_running(name: str) -> Generator[None]:
         yield
     except docker_errors.APIError as exc:
         if exc.status_code in (requests.codes.not_found, requests.codes.conflict):
-            raise gone(SandboxId(name)) from exc
+            raise make_gone_error(SandboxId(name)) from exc
         raise
 
 

@@ -18,7 +18,7 @@ from anyio import to_thread
 from anyio.streams.text import TextReceiveStream
 
 from mcp_sandbox.backends.docker import client
-from mcp_sandbox.backends.docker.client import Connection, Image, connection_of
+from mcp_sandbox.backends.docker.client import EngineConnection, Image, connection_of
 from mcp_sandbox.backends.docker.engine import build_again, is_gvisor, processors, security_options
 from mcp_sandbox.backends.docker.spec import PYTHON, RUNNER_LABEL, Placement, container_body
 from mcp_sandbox.backends.runner_copy import GITCONFIG, PACKAGE, runner_digest, runner_sources
@@ -205,7 +205,7 @@ class ImageRow:
 
 
 @dataclass(frozen=True)
-class Builder:
+class ImageBuilder:
     """Builds images. `progress` gets each line, from another thread.
 
     `from_packages` makes their Debian base on this machine, for use where no registry is reachable.
@@ -230,7 +230,7 @@ class Builder:
         absent `base`, else BackendUnavailable.
         """
         folder = await to_thread.run_sync(image_folder, name)
-        tag, below = tag or our_name(name), await to_thread.run_sync(_below, folder)
+        tag, below = tag or name_image(name), await to_thread.run_sync(_below, folder)
         if below and not base:
             base = await self._current(below)
         async with aclosing(connection_of(self.config)) as connection:
@@ -252,20 +252,20 @@ class Builder:
     async def _current(self, name: str) -> str:
         """Return the full name of an image; build it if it is absent or not current."""
         if any(
-            row.current and row.name == our_name(name) for row in await list_images(self.config)
+            row.current and row.name == name_image(name) for row in await list_images(self.config)
         ):
-            return our_name(name)
-        self.progress(f"building {our_name(name)} first")
+            return name_image(name)
+        self.progress(f"building {name_image(name)} first")
         return await self.build(name)
 
-    async def _clear(self, connection: Connection) -> None:
+    async def _clear(self, connection: EngineConnection) -> None:
         """Remove replaced images, and build stages that have read the certificates."""
         for label in (RUNNER_LABEL, *((_STAGE_LABEL,) if self.ca_bundle else ())):
             for image in await connection.call(client.labelled_images, label, dangling=True):
                 await connection.call(client.remove_image, image.id)
 
 
-def our_name(name: str) -> str:
+def name_image(name: str) -> str:
     """Return the name on the engine of an image that this project builds."""
     return f"mcp-sandbox/{name}:latest"
 
@@ -293,7 +293,7 @@ async def check(config: DockerConfig) -> dict[str, str | None]:
     """
     async with aclosing(connection_of(config)) as connection:
         image = await connection.call(client.find_image, config.image)
-        place = somewhere(image, "check", config.runtime, await connection.info())
+        place = find_place(image, "check", config.runtime, await connection.info())
         code, said = await run_once(connection, place, _CHECK)
     try:
         found = json.loads(said.strip().rpartition("\n")[2])
@@ -307,7 +307,7 @@ async def check(config: DockerConfig) -> dict[str, str | None]:
     return cast("dict[str, str | None]", found)
 
 
-def somewhere(image: Image, instance: str, runtime: str, info: dict[str, Any]) -> Placement:
+def find_place(image: Image, instance: str, runtime: str, info: dict[str, Any]) -> Placement:
     """Return a placement without network and name, on the engine that `info` describes."""
     return Placement(
         name=SandboxId("unnamed"),
@@ -323,7 +323,9 @@ def somewhere(image: Image, instance: str, runtime: str, info: dict[str, Any]) -
     )
 
 
-async def run_once(connection: Connection, place: Placement, *program: str) -> tuple[int, str]:
+async def run_once(
+    connection: EngineConnection, place: Placement, *program: str
+) -> tuple[int, str]:
     """Run a Python program, as hardened as a sandbox; return exit code and what it printed."""
     body = container_body(SandboxSpec(mounts=()), place)
     body["Entrypoint"] = [PYTHON, "-I", "-S", "-c", *program]
@@ -331,7 +333,9 @@ async def run_once(connection: Connection, place: Placement, *program: str) -> t
     return await connection.call(client.run, body, timeout_s=_RUN_S)
 
 
-async def _base_from_packages(connection: Connection, folder: Path, progress: Progress) -> str:
+async def _base_from_packages(
+    connection: EngineConnection, folder: Path, progress: Progress
+) -> str:
     """Make a Debian base, unless one of the same packages exists; return its name."""
     name = f"{BASE_NAME}:{BASE_TAG}"
     digest = await to_thread.run_sync(packages_digest, folder)

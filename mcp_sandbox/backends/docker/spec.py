@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from mcp_sandbox.backends.runner_copy import MAIN, beside_pid_1, environment
-from mcp_sandbox.backends.sandbox_records import wrong_mounts, wrong_status
+from mcp_sandbox.backends.sandbox_records import find_missing_mounts, find_weak_status
 from mcp_sandbox.models import OURS, Limits, Mount, SandboxId, SandboxSpec
 
 _EPERM = 1
@@ -293,7 +293,7 @@ def _resources(limits: Limits) -> dict[str, Any]:
     }
 
 
-def weaker_fields(body: dict[str, Any], inspected: dict[str, Any]) -> list[str]:
+def find_weaker_fields(body: dict[str, Any], inspected: dict[str, Any]) -> list[str]:
     """Return the fields that differ from the request, each with its wanted and actual value."""
     found = inspected.get("HostConfig", {})
     config = inspected.get("Config", {})
@@ -371,4 +371,6 @@ def first_process_problems(inspected: dict[str, Any]) -> list[str]:
     if inspected["Id"] not in groups:
         return []
     wanted = {mount["Destination"]: not mount["RW"] for mount in inspected["Mounts"]}
-    return wrong_status(status, inspected["Config"]["User"]) + wrong_mounts(mounts, wanted)
+    return find_weak_status(status, inspected["Config"]["User"]) + find_missing_mounts(
+        mounts, wanted
+    )
