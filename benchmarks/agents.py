@@ -14,9 +14,9 @@ from anyio.abc import ByteStream, SocketAttribute
 
 from benchmarks.measure import Goal, Measured, Row, Side, clocked, times_faster, times_slower
 from benchmarks.places import CHAT, Failed, configured, in_thread, open_sandbox
-from mcp_sandbox.agents.executor import Run, Way
+from mcp_sandbox.agents.executor import ModelAccess, Run
 from mcp_sandbox.agents.executors.claude import Claude
-from mcp_sandbox.agents.messages import conversation_of
+from mcp_sandbox.agents.messages import read_conversation
 from mcp_sandbox.app.agents import open_agent
 from mcp_sandbox.app.chats import open_manager, temporary_data
 from mcp_sandbox.config import AgentsConfig, BridgeConfig, ConnectorConfig
@@ -146,7 +146,7 @@ async def _agents(name: BackendName, runtime: str) -> AsyncGenerator[tuple[Side,
                     if last.is_error or last.content != script.last_words:
                         raise Failed(f"the agent inside said {last}")
 
-                run = Run("/tmp", conversation_of(_ASKED), Way(url, _KEY))
+                run = Run("/tmp", read_conversation(_ASKED), ModelAccess(url, _KEY))
                 yield clocked(ours), clocked(partial(_on_host, run, programs, home))
 
 

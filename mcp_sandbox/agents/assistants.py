@@ -25,7 +25,7 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails
 
-from mcp_sandbox.agents.executors import executor_of
+from mcp_sandbox.agents.executors import find_executor
 from mcp_sandbox.config import BridgeServerConfig, Duration, Section, Size
 from mcp_sandbox.errors import ConfigError, InvalidArgument
 
@@ -50,7 +50,7 @@ class SandboxOptions(Section):
         """Those of the program, as soon as that is known."""
         if command := info.data.get("command") or info.context:
             try:
-                executor_of(command).read(given, f"the arguments of {command}")
+                find_executor(command).read(given, f"the arguments of {command}")
             except InvalidArgument as exc:
                 raise ValueError(str(exc)) from exc
         return given
@@ -106,7 +106,7 @@ class Assistant:
         raise TypeError("an assistant may hold secrets: name it instead")
 
 
-def assistant_of(folders: Sequence[Path], name: str, user: str, command: str = "") -> Assistant:
+def read_assistant(folders: Sequence[Path], name: str, user: str, command: str = "") -> Assistant:
     """Read an assistant that the user may use; "" is one that has a sandbox and nothing else.
 
     `command` is the program where it names none. Blocks on the disk.
@@ -121,11 +121,11 @@ def assistant_of(folders: Sequence[Path], name: str, user: str, command: str = "
         written = _read(file, _Written, command)
         if user in written.access:
             return Assistant(name, file.parent, written)
-    known = ", ".join(assistants(folders, user)) or "none, in agents.folders"
+    known = ", ".join(list_assistants(folders, user)) or "none, in agents.folders"
     raise InvalidArgument(f"there is no assistant {name[:80]!r}; there are {known}")
 
 
-def assistants(folders: Sequence[Path], user: str) -> list[str]:
+def list_assistants(folders: Sequence[Path], user: str) -> list[str]:
     """Return the names of those that the user may use. Blocks on the disk; raises ConfigError."""
     return [name for name, file in _found(folders).items() if user in _read(file, _Written).access]
 

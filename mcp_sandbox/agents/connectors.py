@@ -58,7 +58,7 @@ class Connector:
         return self.settings.url + path.removeprefix(version)
 
 
-def connector_of(
+def find_connector(
     connectors: Mapping[str, ConnectorConfig], wanted: str = "", default: str = ""
 ) -> Connector:
     """Return the connector called NAME or NAME/MODEL; for "" the default or the only one.

@@ -109,7 +109,7 @@ class Completion:
 Event = Started | Text | ToolCall | ToolResult | HostTool | Notice | Progress | Unknown | Completion
 
 
-def understood(line: bytes, read: Callable[[Any], Iterable[Event]]) -> list[Event]:
+def parse_line(line: bytes, read: Callable[[Any], Iterable[Event]]) -> list[Event]:
     """Read a line of JSON by `read`, which may fail in any way; then it is Unknown."""
     kind = ""
     try:
@@ -120,7 +120,7 @@ def understood(line: bytes, read: Callable[[Any], Iterable[Event]]) -> list[Even
         return [Unknown(kind, line[:SHOWN].decode("utf-8", "replace"))]
 
 
-class Lines:
+class LineDecoder:
     """The lines of a stream that comes in pieces, but for blank ones."""
 
     def __init__(self) -> None:

@@ -21,7 +21,7 @@ async def _unanswered(_what: str, _body: bytes, _take: Take) -> tuple[int, str]:
 
 
 @dataclass(frozen=True)
-class Way:
+class ModelAccess:
     """What the host has opened for a run: the address inside of its model, and a key of this run.
 
     `tools`: how the MCP server of the host's tools is started, if there are any: `tool_names`.
@@ -50,7 +50,7 @@ class Run:
 
     folder: str
     conversation: Conversation
-    way: Way
+    way: ModelAccess
     resumed: str = ""
     record: str = ""
 

@@ -81,7 +81,7 @@ class Refusal(Exception):
         self.status = status
 
 
-def judged(raw: bytes | bytearray, connector: Connector, chat: ChatId) -> bytes:
+def check_request(raw: bytes | bytearray, connector: Connector, chat: ChatId) -> bytes:
     """Return the body of a request written anew, so that the service reads what was judged.
 
     Raises:
@@ -158,7 +158,7 @@ class Counts:
     output_tokens: int = 0
 
 
-class Usage:
+class UsageReader:
     """Finds in one answer, as its bytes pass, what it used, and adds it to the counts.
 
     Of a stream that breaks off no sum may have come: each of its events is taken for a token.
@@ -340,7 +340,7 @@ class Gateway:
             Refusal: it is not allowed, or the service failed, maybe in the middle of its answer.
         """
         name, (method, _, target) = self._connector.name, what.partition(" ")
-        asked = judged(body, self._connector, self._chat) if method == "POST" else b""
+        asked = check_request(body, self._connector, self._chat) if method == "POST" else b""
         try:
             key = await self._connector.key()
         except OperatorError as exc:
@@ -348,7 +348,7 @@ class Gateway:
             raise Refusal(403, "the key cannot be read; the operator must correct it") from exc
         self._spend(len(asked))
         place, mask = self._connector.address(target), Mask([key])
-        going, usage, whole = self._headers(headers, key), Usage(self.counts), False
+        going, usage, whole = self._headers(headers, key), UsageReader(self.counts), False
         try:
             async with self._client.stream(method, place, headers=going, content=asked) as response:
                 yield self._head(response, mask)

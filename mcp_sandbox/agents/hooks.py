@@ -58,7 +58,7 @@ class Computer:
         return (await self._read(path)).decode("utf-8", "replace")
 
 
-class Memory:
+class HookMemory:
     """The data that the hooks of a chat keep in its record."""
 
     def __init__(self, ledger: UseTimes, chat: ChatId) -> None:
@@ -141,7 +141,7 @@ async def _within_limit(hook: Awaitable[_T]) -> _T:
     raise TimeoutError(f"it took over {LIMIT_S:g} s")
 
 
-def hooks_of(file: Path | None) -> Hooks:
+def load_hooks(file: Path | None) -> Hooks:
     """Load the hooks of the operator's file; none if it is None. Raises ConfigError."""
     spec = spec_from_file_location("hooks", file) if file else None
     if not spec or not spec.loader:

@@ -14,7 +14,7 @@ MOST_BYTES = 24 << 20
 """Of the messages as JSON; with all that its program adds, a model service takes 32 MiB."""
 
 
-class Given(Section):
+class PromptInput(Section):
     """What a caller gives."""
 
     @classmethod
@@ -40,18 +40,18 @@ def _parts(content: object) -> object:
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
-class _Text(Given):
+class _Text(PromptInput):
     type: Literal["text"]
     text: Annotated[str, AfterValidator(_sendable)]
 
 
-class _Source(Given):
+class _Source(PromptInput):
     type: Literal["base64"]
     media_type: Literal["image/png", "image/jpeg", "image/gif", "image/webp"]
     data: str = Field(pattern=r"^[A-Za-z0-9+/]+={0,2}$")
 
 
-class _Image(Given):
+class _Image(PromptInput):
     type: Literal["image"]
     source: _Source
 
@@ -59,7 +59,7 @@ class _Image(Given):
 _Part = Annotated[_Text | _Image, Field(discriminator="type")]
 
 
-class _Message(Given):
+class _Message(PromptInput):
     role: Literal["system", "user", "assistant"]
     content: Annotated[tuple[_Part, ...], BeforeValidator(_parts), Field(min_length=1)]
 
@@ -69,7 +69,7 @@ class _Message(Given):
         return [{"type": "text", "text": text}, *images]
 
 
-class _Messages(Given):
+class _Messages(PromptInput):
     messages: tuple[_Message, ...]
 
 
@@ -90,7 +90,7 @@ class Conversation:
         return [*told, *self.turns[-1]["content"]]
 
 
-def conversation_of(messages: Sequence[Mapping[str, Any]]) -> Conversation:
+def read_conversation(messages: Sequence[Mapping[str, Any]]) -> Conversation:
     """Read messages in the form of the Messages API, and of the role system too.
 
     Raises:

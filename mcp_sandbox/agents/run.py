@@ -14,10 +14,10 @@ import anyio
 from anyio.abc import TaskGroup
 
 from mcp_sandbox.agents.assistants import Assistant
-from mcp_sandbox.agents.events import Completion, Event, Lines, Notice, Progress, Text, Usage
-from mcp_sandbox.agents.executor import Executor, Program, Run, Way
-from mcp_sandbox.agents.hooks import Computer, Context, FileInfo, Hooks, Memory, Messages
-from mcp_sandbox.agents.messages import Conversation, conversation_of
+from mcp_sandbox.agents.events import Completion, Event, LineDecoder, Notice, Progress, Text, Usage
+from mcp_sandbox.agents.executor import Executor, ModelAccess, Program, Run
+from mcp_sandbox.agents.hooks import Computer, Context, FileInfo, HookMemory, Hooks, Messages
+from mcp_sandbox.agents.messages import Conversation, read_conversation
 from mcp_sandbox.errors import (
     Busy,
     CallerError,
@@ -58,10 +58,10 @@ class Agent:
     sandbox: Session | None
     assistant: Assistant
     executor: Callable[[], Executor]
-    way: Callable[[Tell], AbstractAsyncContextManager[Way]]
+    way: Callable[[Tell], AbstractAsyncContextManager[ModelAccess]]
     timeout_s: float
     hooks: Hooks = field(default_factory=Hooks)
-    memory: Memory | None = None
+    memory: HookMemory | None = None
     on_end: Callable[[Completion], Awaitable[None]] | None = None
     in_use: set[str] = field(default_factory=set[str])
     _tasks: TaskGroup | None = field(default=None, init=False)
@@ -109,7 +109,7 @@ class Agent:
             Unsupported: the sandbox does not have the program.
             OperatorError: no model can be reached, or no sandbox be made.
         """
-        conversation_of(messages)
+        read_conversation(messages)
         executor = self.executor()
         if self._tasks is None:
             raise Draining("the agent is closed: open it again")
@@ -165,7 +165,7 @@ class Agent:
                 computer = Computer(self) if self.sandbox else None
                 context = Context(self.chat, run.progress, computer, deepcopy(known))
                 messages = await self.hooks.before(context, messages, options)
-                conversation = conversation_of([*self.assistant.prompts, *messages])
+                conversation = read_conversation([*self.assistant.prompts, *messages])
                 completion = await self._completion(run, conversation)
                 completion, problem = await self.hooks.after(context, completion, options)
                 try:
@@ -202,7 +202,9 @@ class Agent:
             ended = f"sandbox: {exc}"
         return run.completion(ended, round((anyio.current_time() - began_s) * 1000))
 
-    async def _start(self, listener: "_Listener", way: Way, conversation: Conversation) -> str:
+    async def _start(
+        self, listener: "_Listener", way: ModelAccess, conversation: Conversation
+    ) -> str:
         """Return how the program ended, in words; nothing of it is left."""
         if not self.sandbox:
             program = listener.executor.command(Run("", conversation, way))
@@ -270,7 +272,7 @@ class _Listener:
         self.scope, self.ended = anyio.CancelScope(), anyio.Event()
         self.error: SandboxError | None = None
         self.usage: Callable[[], Usage] = Usage
-        self._lines = Lines()
+        self._lines = LineDecoder()
         self._last: Completion | None = None
         self._text = StringIO()
 

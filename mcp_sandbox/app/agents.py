@@ -19,14 +19,14 @@ from typing import Any
 import anyio
 from anyio import to_thread
 
-from mcp_sandbox.agents.assistants import Assistant, SandboxOptions, assistant_of
-from mcp_sandbox.agents.connectors import Connector, connector_of
+from mcp_sandbox.agents.assistants import Assistant, SandboxOptions, read_assistant
+from mcp_sandbox.agents.connectors import Connector, find_connector
 from mcp_sandbox.agents.events import Completion, Usage
-from mcp_sandbox.agents.executor import Executor, Way
-from mcp_sandbox.agents.executors import executor_of
+from mcp_sandbox.agents.executor import Executor, ModelAccess
+from mcp_sandbox.agents.executors import find_executor
 from mcp_sandbox.agents.executors.direct import Direct
 from mcp_sandbox.agents.gateway import open_gateway
-from mcp_sandbox.agents.hooks import Hooks, Memory, hooks_of
+from mcp_sandbox.agents.hooks import HookMemory, Hooks, load_hooks
 from mcp_sandbox.agents.run import Agent, Tell
 from mcp_sandbox.app.chats import open_manager
 from mcp_sandbox.config import Config, load_config
@@ -74,15 +74,15 @@ async def open_agent(  # noqa: PLR0913 - what an agent can be given
         config = (await to_thread.run_sync(load_config)).config
     settings, chat_id = config.agents, ChatId(user, chat)
     usual = command or settings.command
-    found = await to_thread.run_sync(assistant_of, settings.folders, assistant, user, usual)
+    found = await to_thread.run_sync(read_assistant, settings.folders, assistant, user, usual)
     options = found.sandbox or SandboxOptions(command=Direct.name)
-    executor = executor_of(command or options.command or usual)
+    executor = find_executor(command or options.command or usual)
     # A model that is named with the connector goes before the assistant's.
     unsaid = {"model": None} if "/" in connector and "model" in options.arguments else {}
     given = {**options.arguments, **unsaid, **(arguments or {})}
     make = partial(executor.read, given, f"the arguments of {executor.name}")
     make()
-    service = connector_of(config.connectors, connector or found.connector, settings.connector)
+    service = find_connector(config.connectors, connector or found.connector, settings.connector)
     protocol = service.settings.protocol
     if protocol not in executor.protocols:
         raise InvalidArgument(
@@ -94,7 +94,7 @@ async def open_agent(  # noqa: PLR0913 - what an agent can be given
     if on_end is None and settings.usage_log:
         on_end = partial(_write_usage, settings.usage_log, chat_id, found.name, service.name)
     if hooks is None:
-        hooks = await to_thread.run_sync(hooks_of, found.hooks)
+        hooks = await to_thread.run_sync(load_hooks, found.hooks)
     bridge = config.bridge.model_copy(
         update={"servers": {**config.bridge.servers, **found.servers}}
     )
@@ -114,10 +114,10 @@ async def _placed(
     config: Config,
     executor: type[Executor],
     manager: Callable[[], Awaitable[SessionManager]] | None,
-) -> AsyncGenerator[tuple[Session | None, Memory]]:
+) -> AsyncGenerator[tuple[Session | None, HookMemory]]:
     """The chat's session, if anything is to run in it; and what its hooks keep."""
     if executor is Direct:
-        yield None, Memory(UseTimes(ChatRecords(config.data_dir), system_clock), chat)
+        yield None, HookMemory(UseTimes(ChatRecords(config.data_dir), system_clock), chat)
         return
     options = found.sandbox or SandboxOptions()
     limits = {"memory_mb": (options.max_memory or 0) // MIB, "cpus": options.max_cpu}
@@ -133,7 +133,7 @@ async def _placed(
             folders = {"folders": (found.skills, *config.skills.folders)}
             shown = config.skills.model_copy(update=folders)
             session.skills.library = SkillLibrary(shown, config.data_dir)
-        yield session, Memory(chats.use_times, chat)
+        yield session, HookMemory(chats.use_times, chat)
 
 
 async def _write_usage(
@@ -160,7 +160,7 @@ async def _way(
     config: Config,
     opening: Callable[..., AbstractAsyncContextManager[Bridge]],
     tell: Tell,
-) -> AsyncGenerator[Way]:
+) -> AsyncGenerator[ModelAccess]:
     """Open what one run finds inside: a door to its model, and one to the host's tools."""
     async with AsyncExitStack() as stack:
         gateway = await stack.enter_async_context(
@@ -172,7 +172,7 @@ async def _way(
             return Usage(given, made, given + made)
 
         speaks = service.settings.protocol
-        way = Way("", gateway.token, service.model, speaks, gateway.ask, usage=used)
+        way = ModelAccess("", gateway.token, service.model, speaks, gateway.ask, usage=used)
         if not session:
             yield way
             return

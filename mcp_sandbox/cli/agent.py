@@ -62,9 +62,9 @@ def run(
 @group.command(name="list")
 def list_(as_json: AsJson = False, config: ConfigFile = None) -> None:
     """List the assistants."""
-    from mcp_sandbox.agents.assistants import assistants
+    from mcp_sandbox.agents.assistants import list_assistants
 
-    found = assistants(load(config).config.agents.folders, "local")
+    found = list_assistants(load(config).config.agents.folders, "local")
     tell(found, "\n".join(found) or "no assistants: set agents.folders", as_json=as_json)
 
 

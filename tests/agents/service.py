@@ -16,7 +16,7 @@ from anyio.abc import ByteStream, SocketAttribute, SocketStream
 from anyio.streams.buffered import BufferedByteReceiveStream
 from anyio.streams.tls import TLSStream
 
-from mcp_sandbox.agents.connectors import connector_of
+from mcp_sandbox.agents.connectors import find_connector
 from mcp_sandbox.agents.gateway import Gateway, open_gateway
 from mcp_sandbox.config import ConnectorConfig, EgressConfig, RunConfig
 from mcp_sandbox.models import ChatId
@@ -191,7 +191,7 @@ async def a_run(
         file.chmod(0o600)
     version = "/v1" if settings.get("protocol") == "openai" else ""
     given = {"url": service.url + version, "key": f"file:{file}", **settings}
-    connector = connector_of({"one": ConnectorConfig.model_validate(given)})
+    connector = find_connector({"one": ConnectorConfig.model_validate(given)})
     limits = limits or RunConfig()
     async with (
         open_gateway(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from mcp_sandbox.agents.assistants import assistant_of, assistants
+from mcp_sandbox.agents.assistants import list_assistants, read_assistant
 from mcp_sandbox.errors import ConfigError, InvalidArgument
 
 WRITTEN = {
@@ -47,7 +47,7 @@ def test_a_folder_is_an_assistant(tmp_path: Path, file: str) -> None:
     (folder / "skills" / "adding").mkdir(parents=True)
     (folder / "skills" / "adding" / "SKILL.md").write_text("")
     (folder / "hooks.py").write_text("")
-    found = assistant_of([tmp_path], "coder", "ann")
+    found = read_assistant([tmp_path], "coder", "ann")
     assert found.connector == "deepseek/v3"
     assert found.sandbox
     assert (found.sandbox.max_memory, found.sandbox.max_cpu, found.sandbox.timeout) == (
@@ -63,14 +63,14 @@ def test_a_folder_is_an_assistant(tmp_path: Path, file: str) -> None:
 
 def test_without_a_sandbox_it_only_talks(tmp_path: Path) -> None:
     write(tmp_path, "plain", {"connector": "deepseek"})
-    assert assistant_of([tmp_path], "plain", "local").sandbox is None
-    assert assistant_of([], "", "local").sandbox
+    assert read_assistant([tmp_path], "plain", "local").sandbox is None
+    assert read_assistant([], "", "local").sandbox
 
 
 def test_what_it_has_found_is_shown_nowhere(tmp_path: Path) -> None:
     write(tmp_path, "coder", {})
     write(tmp_path, "coder", {"command": ["x"], "env": {"KEY": "a-secret"}}, "mcps/a.yaml")
-    found = assistant_of([tmp_path], "coder", "local")
+    found = read_assistant([tmp_path], "coder", "local")
     assert "a-secret" not in f"{found!r} {found}"
     for write_down in (pickle.dumps, json.dumps):
         with pytest.raises(TypeError):
@@ -80,16 +80,16 @@ def test_what_it_has_found_is_shown_nowhere(tmp_path: Path) -> None:
 def test_only_the_users_that_it_names_have_it(tmp_path: Path) -> None:
     write(tmp_path, "mine", {})
     write(tmp_path, "anns", {"access": ["ann"]})
-    assert assistants([tmp_path], "local") == ["mine"]
-    assert assistants([tmp_path], "ann") == ["anns"]
+    assert list_assistants([tmp_path], "local") == ["mine"]
+    assert list_assistants([tmp_path], "ann") == ["anns"]
     with pytest.raises(InvalidArgument, match="no assistant 'anns'; there are mine"):
-        assistant_of([tmp_path], "anns", "local")
+        read_assistant([tmp_path], "anns", "local")
 
 
 def test_of_two_of_a_name_the_first_counts(tmp_path: Path) -> None:
     write(tmp_path / "a", "coder", {"connector": "first"})
     write(tmp_path / "b", "coder", {"connector": "second"})
-    found = assistant_of([tmp_path / "a", tmp_path / "b"], "coder", "local")
+    found = read_assistant([tmp_path / "a", tmp_path / "b"], "coder", "local")
     assert found.connector == "first"
 
 
@@ -98,7 +98,7 @@ def test_a_name_is_no_path(tmp_path: Path, name: str) -> None:
     write(tmp_path / "all", "coder", {})
     write(tmp_path, "other", {})
     with pytest.raises(InvalidArgument, match="there are coder"):
-        assistant_of([tmp_path / "all"], name, "local")
+        read_assistant([tmp_path / "all"], name, "local")
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_a_name_is_no_path(tmp_path: Path, name: str) -> None:
 def test_what_is_wrong_is_said_with_its_line(tmp_path: Path, text: str, said: str) -> None:
     place = write(tmp_path, "coder", text)
     with pytest.raises(ConfigError) as caught:
-        assistant_of([tmp_path], "coder", "local", "claude")
+        read_assistant([tmp_path], "coder", "local", "claude")
     assert str(caught.value).startswith(str(place))
     assert said in str(caught.value)
 
@@ -147,17 +147,17 @@ def test_other_files_are_checked_too(tmp_path: Path, file: str, text: str) -> No
         write(tmp_path, "coder", {})
     place = write(tmp_path, "coder", text, file)
     with pytest.raises(ConfigError, match=str(place)):
-        assistant_of([tmp_path], "coder", "local")
+        read_assistant([tmp_path], "coder", "local")
 
 
 def test_a_folder_that_is_not_there_is_told(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"agents\.folders: there is no folder"):
-        assistants([tmp_path / "none"], "local")
+        list_assistants([tmp_path / "none"], "local")
 
 
 def test_what_is_no_assistant_is_left_out(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("")
     write(tmp_path, ".hidden", {})
-    values: Any = assistants([tmp_path], "local")
+    values: Any = list_assistants([tmp_path], "local")
     assert values == []

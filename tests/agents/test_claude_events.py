@@ -19,7 +19,7 @@ from mcp_sandbox.agents.events import (
     Unknown,
     Usage,
 )
-from mcp_sandbox.agents.executors import executor_of
+from mcp_sandbox.agents.executors import find_executor
 from mcp_sandbox.agents.executors.claude import Claude
 from mcp_sandbox.errors import InvalidArgument
 
@@ -229,12 +229,12 @@ def test_arguments_that_it_does_not_have_are_named(arguments: dict[str, Any], wh
 
 
 def test_commands_are_found_by_name_alone() -> None:
-    assert executor_of("claude") is Claude
+    assert find_executor("claude") is Claude
     with pytest.raises(InvalidArgument, match="options cannot be empty"):
-        executor_of("")
+        find_executor("")
     with pytest.raises(InvalidArgument, match="unknown command type: emacs: choose one of claude"):
-        executor_of("emacs")
+        find_executor("emacs")
     with pytest.raises(
         InvalidArgument, match=r"cursor is not run here: .*key would have to be inside"
     ):
-        executor_of("cursor")
+        find_executor("cursor")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mcp_sandbox.agents.connectors import Connector, connector_of
+from mcp_sandbox.agents.connectors import Connector, find_connector
 from mcp_sandbox.config import ConnectorConfig
 from mcp_sandbox.errors import ConfigError, InvalidArgument, OperatorError
 
@@ -18,7 +18,7 @@ def settings(**connectors: dict[str, Any]) -> dict[str, ConnectorConfig]:
 
 
 def connector(key: str = "", url: str = "https://api.example.com", **more: Any) -> Connector:
-    return connector_of(settings(one={"url": url, "key": key, **more}))
+    return find_connector(settings(one={"url": url, "key": key, **more}))
 
 
 def key_file(folder: Path, *, mode: int = 0o600) -> Path:
@@ -46,7 +46,7 @@ TWO = settings(
 def test_a_connector_is_meant_by_its_name_or_with_a_model(
     wanted: str, default: str, name: str, model: str
 ) -> None:
-    found = connector_of(TWO, wanted, default)
+    found = find_connector(TWO, wanted, default)
     assert (found.name, found.model) == (name, model)
 
 
@@ -64,12 +64,12 @@ def test_the_only_connector_is_meant_when_none_is_named() -> None:
 )
 def test_what_there_is_not_is_told_with_the_known_names(wanted: str, words: str) -> None:
     with pytest.raises(InvalidArgument, match=words):
-        connector_of(TWO, wanted)
+        find_connector(TWO, wanted)
 
 
 def test_without_connectors_the_line_to_add_is_told() -> None:
     with pytest.raises(InvalidArgument, match=r"configure `connectors: \{NAME: \{url, key\}\}`"):
-        connector_of({})
+        find_connector({})
 
 
 @pytest.mark.parametrize(

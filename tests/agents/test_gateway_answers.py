@@ -11,7 +11,7 @@ import httpx2
 import pytest
 from anyio.abc import SocketStream
 
-from mcp_sandbox.agents.connectors import connector_of
+from mcp_sandbox.agents.connectors import find_connector
 from mcp_sandbox.agents.gateway import open_gateway
 from mcp_sandbox.config import ConnectorConfig, RunConfig
 from mcp_sandbox.errors import OperatorError
@@ -310,7 +310,7 @@ async def test_the_key_is_read_when_it_is_used(tmp_path: Path) -> None:
 
 async def test_without_a_usable_key_no_run_begins(tmp_path: Path) -> None:
     given = {"url": "https://a.example"}
-    connector = connector_of({"one": ConnectorConfig.model_validate(given)})
+    connector = find_connector({"one": ConnectorConfig.model_validate(given)})
     with pytest.raises(OperatorError, match="connector one has no key"):
         async with open_gateway(connector, chat=CHAT, limits=RunConfig()):
             pytest.fail("it began")

@@ -7,7 +7,7 @@ import anyio
 import pytest
 import trustme
 
-from mcp_sandbox.agents.connectors import connector_of
+from mcp_sandbox.agents.connectors import find_connector
 from mcp_sandbox.agents.gateway import open_gateway
 from mcp_sandbox.config import ConnectorConfig, EgressConfig, RunConfig
 from mcp_sandbox.errors import ConfigError
@@ -46,7 +46,7 @@ async def test_one_that_nobody_vouches_for_gets_nothing(
 
 async def test_a_bundle_that_cannot_be_read_is_told_before_the_run(tmp_path: Path) -> None:
     key = {"url": "https://a.example", "key": f"command: echo {KEY}"}
-    connector = connector_of({"one": ConnectorConfig.model_validate(key)})
+    connector = find_connector({"one": ConnectorConfig.model_validate(key)})
     egress = EgressConfig(ca_bundle=tmp_path / "missing.pem")
     with pytest.raises(ConfigError, match=r"missing\.pem cannot be read: No such file"):
         async with open_gateway(connector, chat=CHAT, limits=RunConfig(), egress=egress):

@@ -11,7 +11,7 @@ import pytest
 
 from mcp_sandbox.agents import hooks
 from mcp_sandbox.agents.events import Completion
-from mcp_sandbox.agents.hooks import Context, Hooks, Memory, Payload, hooks_of
+from mcp_sandbox.agents.hooks import Context, HookMemory, Hooks, Payload, load_hooks
 from mcp_sandbox.errors import ConfigError, NotPermitted, TooLarge
 from mcp_sandbox.models import ChatId
 from mcp_sandbox.sessions.chat_records import ChatRecords, UseTimes, system_clock
@@ -30,14 +30,14 @@ def ctx() -> Context:
 
 
 async def test_a_file_of_hooks_may_have_one_both_or_none(tmp_path: Path, ctx: Context) -> None:
-    assert hooks_of(None) == Hooks()
+    assert load_hooks(None) == Hooks()
     file = tmp_path / "hooks.py"
     file.write_text(
         "async def create(ctx, messages, options):\n"
         "    ctx.memory['asked'] = len(messages)\n"
         "    return [*messages, {'role': 'user', 'content': options['more']}]\n"
     )
-    found = hooks_of(file)
+    found = load_hooks(file)
     messages = await found.before(ctx, MESSAGES, {"more": "please"})
     assert messages == [*MESSAGES, {"role": "user", "content": "please"}]
     assert ctx.memory == {"asked": 1}
@@ -50,7 +50,7 @@ async def test_a_file_of_hooks_may_have_one_both_or_none(tmp_path: Path, ctx: Co
 def test_a_file_that_cannot_be_used_is_told(tmp_path: Path, text: str) -> None:
     (tmp_path / "hooks.py").write_text(text)
     with pytest.raises(ConfigError):
-        hooks_of(tmp_path / "hooks.py")
+        load_hooks(tmp_path / "hooks.py")
 
 
 async def test_who_raises_before_a_run_refuses_it(ctx: Context) -> None:
@@ -96,7 +96,7 @@ async def test_a_hook_is_not_waited_for_without_end(
 
 async def test_what_is_remembered_is_kept_with_the_chat_alone(tmp_path: Path) -> None:
     ledger = UseTimes(ChatRecords(tmp_path), system_clock)
-    memory, other = (Memory(ledger, ChatId("local", chat)) for chat in ("a", "b"))
+    memory, other = (HookMemory(ledger, ChatId("local", chat)) for chat in ("a", "b"))
     assert await memory.load() == {}
     await memory.save({"runs": 1})
     assert await memory.load() == {"runs": 1}
@@ -104,7 +104,7 @@ async def test_what_is_remembered_is_kept_with_the_chat_alone(tmp_path: Path) ->
 
 
 async def test_only_so_much_is_remembered_as_json_holds(tmp_path: Path) -> None:
-    memory = Memory(UseTimes(ChatRecords(tmp_path), system_clock), ChatId("local", "a"))
+    memory = HookMemory(UseTimes(ChatRecords(tmp_path), system_clock), ChatId("local", "a"))
     with pytest.raises(TooLarge, match="at most 65,536 are kept"):
         await memory.save({"a": "x" * 70_000})
     values: Sequence[Any] = ({1}, object())

@@ -10,7 +10,7 @@ import pytest
 from anyio.abc import ByteStream
 
 from mcp_sandbox.agents.events import Completion, Event, Progress, Text
-from mcp_sandbox.agents.executor import Way
+from mcp_sandbox.agents.executor import ModelAccess
 from mcp_sandbox.agents.executors.claude import Claude
 from mcp_sandbox.agents.run import Agent, Tell
 from mcp_sandbox.app.chats import open_manager
@@ -31,13 +31,13 @@ LISTENERS = "awk '$4 == \"0A\"' /proc/net/tcp"
 
 
 @asynccontextmanager
-async def way_out(session: Session, mark: str, _tell: Tell) -> AsyncGenerator[Way]:
+async def way_out(session: Session, mark: str, _tell: Tell) -> AsyncGenerator[ModelAccess]:
     async def answer(stream: ByteStream) -> None:
         async with stream:
             await stream.send(mark.encode())
 
     async with session.door(answer) as port:
-        yield Way(f"http://127.0.0.1:{port}", "token", "test-model")
+        yield ModelAccess(f"http://127.0.0.1:{port}", "token", "test-model")
 
 
 async def struck(session: Session, mark: str, blow: str) -> tuple[list[Event], bool]:

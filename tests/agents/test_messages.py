@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from mcp_sandbox.agents.messages import MOST_BYTES, conversation_of
+from mcp_sandbox.agents.messages import MOST_BYTES, read_conversation
 from mcp_sandbox.errors import InvalidArgument, TooLarge
 
 PICTURE = {
@@ -22,7 +22,7 @@ def text(value: str) -> dict[str, str]:
 
 
 def test_the_last_message_is_the_prompt_and_the_earlier_ones_are_told_by_role() -> None:
-    talk = conversation_of(
+    talk = read_conversation(
         [
             said("system", "Be brief."),
             said("user", "What is 6 * 7?"),
@@ -41,12 +41,12 @@ def test_the_last_message_is_the_prompt_and_the_earlier_ones_are_told_by_role() 
 
 
 def test_one_message_has_no_history() -> None:
-    talk = conversation_of([said("user", "go")])
+    talk = read_conversation([said("user", "go")])
     assert (talk.system, talk.prompt) == ("", [text("go")])
 
 
 def test_images_stay_with_the_turn_that_they_belong_to() -> None:
-    talk = conversation_of(
+    talk = read_conversation(
         [
             said("user", [PICTURE, text("this one")]),
             said("assistant", "A cat."),
@@ -81,9 +81,9 @@ def test_images_stay_with_the_turn_that_they_belong_to() -> None:
 )
 def test_what_cannot_be_given_is_refused_by_name(messages: Any, why: str) -> None:
     with pytest.raises(InvalidArgument, match=why):
-        conversation_of(messages)
+        read_conversation(messages)
 
 
 def test_what_no_service_would_take_is_refused_at_once() -> None:
     with pytest.raises(TooLarge, match="files of the workspace"):
-        conversation_of([said("user", "x" * MOST_BYTES)])
+        read_conversation([said("user", "x" * MOST_BYTES)])

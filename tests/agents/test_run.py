@@ -18,9 +18,9 @@ import anyio
 import pytest
 from anyio import to_thread
 
-from mcp_sandbox.agents.assistants import assistant_of
+from mcp_sandbox.agents.assistants import read_assistant
 from mcp_sandbox.agents.events import Completion, Event, Notice, Started, Text, Unknown
-from mcp_sandbox.agents.executor import Way
+from mcp_sandbox.agents.executor import ModelAccess
 from mcp_sandbox.agents.executors.claude import Claude
 from mcp_sandbox.agents.run import Agent, Tell
 from mcp_sandbox.app.chats import open_manager
@@ -52,7 +52,7 @@ def end(result="done", **more):
 given = json.loads(sys.stdin.readline())["message"]["content"]
 exec(given[-1]["text"])
 """
-PLAIN = assistant_of([], "", "local")
+PLAIN = read_assistant([], "", "local")
 ENDLESS = (
     "subprocess.Popen(['setsid', 'sleep', '4321']); talk('so far'); say(type='x'); time.sleep(99)"
 )
@@ -92,9 +92,9 @@ WAYS = iter(range(1000))
 
 
 @asynccontextmanager
-async def no_way(_tell: Tell) -> AsyncGenerator[Way]:
+async def no_way(_tell: Tell) -> AsyncGenerator[ModelAccess]:
     """The program of the tests asks no model."""
-    yield Way("http://127.0.0.1:9", f"token-{next(WAYS)}", "test-model")
+    yield ModelAccess("http://127.0.0.1:9", f"token-{next(WAYS)}", "test-model")
 
 
 @asynccontextmanager

@@ -9,7 +9,7 @@ import anyio
 import pytest
 from anyio.abc import SocketStream
 
-from mcp_sandbox.agents.connectors import connector_of
+from mcp_sandbox.agents.connectors import find_connector
 from mcp_sandbox.agents.gateway import Gateway, open_gateway
 from mcp_sandbox.config import ConnectorConfig, RunConfig
 from mcp_sandbox.models import ChatId
@@ -100,7 +100,7 @@ async def a_run(session: Session, service: Service, folder: Path) -> AsyncGenera
     await anyio.Path(key).write_text(KEY)
     await anyio.Path(key).chmod(0o600)
     given = {"url": service.url, "key": f"file:{key}"}
-    connector = connector_of({"one": ConnectorConfig.model_validate(given)})
+    connector = find_connector({"one": ConnectorConfig.model_validate(given)})
     await session.write_file("program.py", PROGRAM)
     with anyio.fail_after(50):
         async with open_gateway(

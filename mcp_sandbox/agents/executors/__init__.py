@@ -11,7 +11,7 @@ from mcp_sandbox.errors import InvalidArgument
 EXECUTORS: Mapping[str, type[Executor]] = {each.name: each for each in (Claude, Codex, Direct)}
 
 
-def executor_of(command: str) -> type[Executor]:
+def find_executor(command: str) -> type[Executor]:
     """Return the executor of that name.
 
     Raises InvalidArgument: there is none; the message names those there are.

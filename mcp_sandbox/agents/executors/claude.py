@@ -8,8 +8,8 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from mcp_sandbox.agents import events as told
-from mcp_sandbox.agents.executor import Program, Run, Way, Word
-from mcp_sandbox.agents.messages import Given
+from mcp_sandbox.agents.executor import ModelAccess, Program, Run, Word
+from mcp_sandbox.agents.messages import PromptInput
 from mcp_sandbox.errors import InvalidArgument
 
 _ENVIRONMENT = {
@@ -43,7 +43,7 @@ done
 """
 
 
-class Claude(Given):
+class Claude(PromptInput):
     """Runs Claude, which may do all that its user inside may: the sandbox is the wall.
 
     In another mode than bypassPermissions it can run no program, as there is no person to ask.
@@ -105,7 +105,7 @@ class Claude(Given):
         )
 
     def events(self, line: bytes) -> Iterable[told.Event]:
-        return told.understood(line, self._events)
+        return told.parse_line(line, self._events)
 
     def _events(self, message: Any) -> Iterator[told.Event]:  # noqa: ANN401 - JSON of a stranger
         match message:
@@ -155,7 +155,7 @@ class Claude(Given):
                 yield told.Unknown(str(block["type"])[:80], json.dumps(block)[: told.SHOWN])
 
 
-def _router(way: Way, port: int, model: str) -> bytes:
+def _router(way: ModelAccess, port: int, model: str) -> bytes:
     """Return the router's settings: one service, whatever model it is asked for."""
     place = {"name": "host", "api_base_url": f"{way.url}/v1/chat/completions"}
     service = {**place, "api_key": way.key, "models": [model]}

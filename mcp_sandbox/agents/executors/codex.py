@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from mcp_sandbox.agents import events as told
 from mcp_sandbox.agents.executor import Program, Run, Word
-from mcp_sandbox.agents.messages import Given
+from mcp_sandbox.agents.messages import PromptInput
 
 # A conversation that may be resumed has a home of its own, where it is the last one.
 _START = '[ -z "$0" ] || export CODEX_HOME=~/.codex/agents/"$0"; exec codex exec "$@"'
@@ -29,7 +29,7 @@ _SETTINGS: dict[str, object] = {
 _TOOLS = ("command_execution", "mcp_tool_call", "file_change")
 
 
-class Codex(Given):
+class Codex(PromptInput):
     """Runs Codex with no sandbox of its own. Of its usage, the host's count is the run's alone."""
 
     name: ClassVar[str] = "codex"
@@ -66,7 +66,7 @@ class Codex(Given):
         )
 
     def events(self, line: bytes) -> Iterable[told.Event]:
-        return told.understood(line, self._events)
+        return told.parse_line(line, self._events)
 
     def _events(self, message: Any) -> Iterator[told.Event]:  # noqa: ANN401 - JSON of a stranger
         match message:

@@ -8,12 +8,12 @@ from pydantic import Field
 
 from mcp_sandbox.agents import events as told
 from mcp_sandbox.agents.executor import Program, Run
-from mcp_sandbox.agents.messages import Given
+from mcp_sandbox.agents.messages import PromptInput
 
 _WHOLE = ("end_turn", "stop_sequence", "stop")
 
 
-class Direct(Given):
+class Direct(PromptInput):
     """Asks the model once. The argv of its Program is a method and path, its stdin the body."""
 
     name: ClassVar[str] = "direct"
@@ -44,7 +44,7 @@ class Direct(Given):
         kind, _, data = line.partition(b":")
         if kind != b"data" or data.strip() == b"[DONE]":
             return ()
-        return told.understood(data, _events)
+        return told.parse_line(data, _events)
 
 
 def _blocks(content: Sequence[Mapping[str, Any]], *, openai: bool) -> Iterator[Mapping[str, Any]]:
