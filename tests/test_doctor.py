@@ -19,7 +19,7 @@ from mcp_sandbox.doctor.machine import (
     examine_network,
     examine_place,
     examine_skills,
-    holes_of,
+    find_vulnerabilities,
     remedy,
     render,
 )
@@ -46,14 +46,16 @@ from tests.server.skills.taught import write_skill
     ],
 )
 def test_known_holes_of_a_version(program: str, version: str, names: list[str]) -> None:
-    assert [hole.names.split(",")[0] for hole in holes_of(program, version)] == names
+    assert [hole.names.split(",")[0] for hole in find_vulnerabilities(program, version)] == names
 
 
 def test_distribution_build_is_not_called_vulnerable_for_sure() -> None:
     text = "1.1.5+ds1-1+deb12u1"
-    assert "security tracker" in remedy("runc", text, holes_of("runc", text))
-    assert "security tracker" not in remedy("runc", "1.1.5", holes_of("runc", "1.1.5"))
-    assert "1.3.3 or 1.4.0 or newer" in remedy("runc", "1.1.5", holes_of("runc", "1.1.5"))
+    assert "security tracker" in remedy("runc", text, find_vulnerabilities("runc", text))
+    assert "security tracker" not in remedy("runc", "1.1.5", find_vulnerabilities("runc", "1.1.5"))
+    assert "1.3.3 or 1.4.0 or newer" in remedy(
+        "runc", "1.1.5", find_vulnerabilities("runc", "1.1.5")
+    )
 
 
 def test_this_machine_can_be_examined(tmp_path: Path) -> None:

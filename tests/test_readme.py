@@ -18,10 +18,10 @@ from mcp import Client, StdioServerParameters
 from mcp.types import TextContent, Tool
 from typer.testing import CliRunner
 
-from mcp_sandbox.app.chats import way_out
+from mcp_sandbox.app.chats import read_allowed_hosts
 from mcp_sandbox.cli import cli
 from mcp_sandbox.config import Config, DockerConfig, load_config
-from mcp_sandbox.config.sources import KNOWN, Loaded
+from mcp_sandbox.config.sources import KNOWN, LoadedConfig
 from mcp_sandbox.models import ChatId
 from mcp_sandbox.workspace.layout import parse_aliases
 from tests.server.scripted import answering, server_of, shipped_skills
@@ -239,7 +239,7 @@ def test_configuration_examples_are_accepted(tmp_path: Path) -> None:
         file.write_text(block)
         config = load_config(file).config
         parse_aliases(config.workspace.aliases)
-        way_out(config)
+        read_allowed_hosts(config)
 
 
 def test_the_image_example_ends_as_the_sandbox_user() -> None:
@@ -261,7 +261,7 @@ def test_settings_have_the_shown_defaults_and_meanings(monkeypatch: pytest.Monke
     monkeypatch.delenv("XDG_DATA_HOME", raising=False)
     known = {
         key: (value, text)
-        for key, value, _, text in Loaded(Config(), {}, load_config(None).again).rows()
+        for key, value, _, text in LoadedConfig(Config(), {}, load_config(None).again).rows()
     }
     rows = table("## Configure")
     assert len(rows) == 10

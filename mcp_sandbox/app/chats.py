@@ -138,7 +138,7 @@ async def open_manager(
         _open_egress(config, ledger, audit) as egress,
     ):
         logger.info("backend %s: %s", backend.name, why)
-        programs = await to_thread.run_sync(programs_of, config)
+        programs = await to_thread.run_sync(find_programs, config)
         data_dir, owner = config.data_dir, sandbox_user()
         size = config.pool.size
         if size == "auto":
@@ -170,7 +170,7 @@ async def open_manager(
         )
         skills = skills or open_skills(config)
         judge = PolicyCheck(
-            await to_thread.run_sync(rules_of, config),
+            await to_thread.run_sync(read_policy_rules, config),
             choose_profile(config.policy.profile, backend.name),
             config.network,
             Approvals(ledger, audit, config.sessions.lifetime),
@@ -180,7 +180,7 @@ async def open_manager(
             yield manager
 
 
-def way_out(config: Config) -> "Hosts | None":
+def read_allowed_hosts(config: Config) -> "Hosts | None":
     """Return the rules of allowed hosts, where the network is theirs. Blocks on the disk.
 
     Raises:
@@ -202,7 +202,7 @@ def way_out(config: Config) -> "Hosts | None":
     return read_egress_rules(config.egress)
 
 
-def rules_of(config: Config) -> "Rules":
+def read_policy_rules(config: Config) -> "Rules":
     """Return the rules by which calls are graded. Blocks on the disk.
 
     Raises:
@@ -215,12 +215,12 @@ def rules_of(config: Config) -> "Rules":
 
 def check(config: Config) -> None:
     """Raise ConfigError now for what opening the manager would raise it for. Blocks on the disk."""
-    way_out(config)
-    programs_of(config)
-    rules_of(config)
+    read_allowed_hosts(config)
+    find_programs(config)
+    read_policy_rules(config)
 
 
-def programs_of(config: Config) -> tuple[Mount, ...]:
+def find_programs(config: Config) -> tuple[Mount, ...]:
     """Return the mount of the programs for agents, if the operator has some. Blocks on the disk.
 
     Raises:
@@ -242,7 +242,7 @@ def programs_of(config: Config) -> tuple[Mount, ...]:
 async def _open_egress(
     config: Config, ledger: "UseTimes", audit: "Audit"
 ) -> "AsyncGenerator[Egress | None]":
-    rules = await to_thread.run_sync(way_out, config)
+    rules = await to_thread.run_sync(read_allowed_hosts, config)
     if rules is None:
         if config.secrets:
             logger.warning("secrets do nothing with network: %s", config.network)
@@ -398,7 +398,7 @@ async def serve_stdio(config: Config, chat: ChatId, project: Path | None = None)
         skills = open_skills(config)
         manager = LazyManager(tasks, partial(open_manager, config, folders, skills=skills))
         server = make_server(config, skills, manager.session)
-        with bind_connection(chat), folders.brought(chat, project):
+        with bind_connection(chat), folders.bring(chat, project):
             await transports.serve_stdio(server.core)
         tasks.cancel_scope.cancel()
 

@@ -18,7 +18,7 @@ from anyio import to_thread
 
 from mcp_sandbox import __version__
 from mcp_sandbox.app.chats import LazyManager, make_server, on_signals, open_manager, open_skills
-from mcp_sandbox.config import Config, Loaded, own_folders
+from mcp_sandbox.config import Config, LoadedConfig, own_folders
 from mcp_sandbox.errors import ConfigError, Draining
 from mcp_sandbox.models import ChatId
 
@@ -86,7 +86,7 @@ class _ChatServer:
         from mcp_sandbox.server.identity import bind_connection
         from mcp_sandbox.server.transports import serve_lines
 
-        with bind_connection(greeting.chat), self.folders.brought(greeting.chat, greeting.project):
+        with bind_connection(greeting.chat), self.folders.bring(greeting.chat, greeting.project):
             await serve_lines(server.core, connection, connection, leaving=self.ending.begun)
 
     @asynccontextmanager
@@ -137,7 +137,7 @@ async def _web(config: Config, *, anonymous: bool) -> "AsyncGenerator[_Web | Non
         yield listener, tokens
 
 
-async def _notice(loaded: Loaded, socket: Path, client: Mapping[str, Any]) -> dict[str, str]:
+async def _notice(loaded: LoadedConfig, socket: Path, client: Mapping[str, Any]) -> dict[str, str]:
     """Return the note for a client whose settings, part of `client`, differ from ours."""
     try:
         found = await to_thread.run_sync(loaded.differences, client)
@@ -154,7 +154,7 @@ def _opened(config: Config) -> "tuple[Skills, Metrics]":
     return open_skills(config), Metrics()
 
 
-async def serve(loaded: Loaded, socket: Path, *, anonymous_http: bool = False) -> None:
+async def serve(loaded: LoadedConfig, socket: Path, *, anonymous_http: bool = False) -> None:
     """Be the daemon of the configured data root, listening on `socket`, until it is to end.
 
     `anonymous_http`: HTTP clients without a token are served, if they come over loopback.

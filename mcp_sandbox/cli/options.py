@@ -14,7 +14,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from mcp_sandbox.config import Loaded, load_config
+from mcp_sandbox.config import LoadedConfig, load_config
 from mcp_sandbox.config.environment import default_config_file, default_socket, setting_variables
 from mcp_sandbox.config.units import parse_duration
 from mcp_sandbox.daemon.client import ask_daemon
@@ -50,7 +50,7 @@ def load(
     data: Path | None = None,
     backend: str | None = None,
     more: Mapping[str, object] | None = None,
-) -> Loaded:
+) -> LoadedConfig:
     """Load the configuration that the command line's options lead to; `more` by dotted key."""
     return load_config(config, {"data_dir": data and str(data), "backend": backend, **(more or {})})
 

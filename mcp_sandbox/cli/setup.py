@@ -28,7 +28,7 @@ from mcp_sandbox.cli.options import (
     utc,
 )
 from mcp_sandbox.clients import files
-from mcp_sandbox.clients.files import NAME, Target
+from mcp_sandbox.clients.files import NAME, EntryPlace
 from mcp_sandbox.errors import ImageMissing
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def init_claude(
     _connect(target, **how, hint=_FORBID)
 
 
-def _add(name: str, about: str, place: Callable[[str | None], Target]) -> None:
+def _add(name: str, about: str, place: Callable[[str | None], EntryPlace]) -> None:
     """Add the command of a client; `place` is where it looks, given the address of a server."""
 
     @init.command(name=name, help=about)
@@ -96,12 +96,12 @@ _add("inspector", "Connect MCP Inspector: it gets a computer to look at.", files
 
 
 def _connect(
-    target: Target, *, yes: bool, undo: bool, only_print: bool, check: bool, hint: str = ""
+    target: EntryPlace, *, yes: bool, undo: bool, only_print: bool, check: bool, hint: str = ""
 ) -> None:
     if only_print:
         print(json.dumps({target.section: {NAME: target.entry}}, indent=2))
         return
-    wanted = files.changing(target, undo=undo)
+    wanted = files.plan_change(target, undo=undo)
     if wanted.is_none:
         print(f"{wanted.path} is as it should be")
     print_diff(wanted.diff())

@@ -51,7 +51,7 @@ _MARK = "\ufeff"
 
 
 @dataclass(frozen=True)
-class Target:
+class EntryPlace:
     """The place of our entry: object `section` of the JSON file `path`, under NAME.
 
     `private`: a new file is readable by its owner only. `next_step` is one line for the user.
@@ -64,7 +64,7 @@ class Target:
     private: bool = False
 
 
-def of_project(client: str, address: str | None) -> Target:
+def of_project(client: str, address: str | None) -> EntryPlace:
     """Return the file of Claude Code, Cursor or VS Code in the project of this folder.
 
     Claude tells the server its conversation by the environment, so its entry names no chat. Over
@@ -81,12 +81,12 @@ def of_project(client: str, address: str | None) -> Target:
     else:
         entry = _stdio_entry(*(() if claude else ("--project", "${workspaceFolder}")))
         first = verb.capitalize()
-    return Target(project / file, section, entry, f"{first} {rest}")
+    return EntryPlace(project / file, section, entry, f"{first} {rest}")
 
 
-def claude_of_user() -> Target:
+def claude_of_user() -> EntryPlace:
     """Return Claude Code's own settings file, for all projects of this user."""
-    return Target(
+    return EntryPlace(
         path=Path(variable("CLAUDE_CONFIG_DIR") or home()) / ".claude.json",
         section="mcpServers",
         entry=_stdio_entry(),
@@ -95,7 +95,7 @@ def claude_of_user() -> Target:
     )
 
 
-def inspector(address: str | None) -> Target:
+def inspector(address: str | None) -> EntryPlace:
     """Return the file of servers that MCP Inspector's page, terminal and command line share.
 
     Its calls all belong to one chat. Raises ConfigError as `of_project`.
@@ -105,7 +105,7 @@ def inspector(address: str | None) -> Target:
     by_http = address and _http_entry(address, chat=_INSPECTOR, token=None)
     headers = (f"Authorization: Bearer ${TOKEN_VARIABLE}", f"{CHAT_HEADER}: {_INSPECTOR}")
     given = "".join(f' --header "{each}"' for each in headers) if address else ""
-    return Target(
+    return EntryPlace(
         path=home() / ".mcp-inspector" / "mcp.json",
         section="mcpServers",
         entry={**(by_http or _stdio_entry("--chat", _INSPECTOR)), "protocolEra": "auto"},
@@ -151,7 +151,7 @@ class _Backup:
 
 
 @dataclass(frozen=True)
-class Change:
+class EntryChange:
     """A file's text before and after; None: no file. `undo`: the backup is restored."""
 
     path: Path
@@ -203,7 +203,7 @@ class Change:
             raise ConfigError(f"{self.path} cannot be written: {exc.strerror}") from exc
 
 
-def changing(target: Target, *, undo: bool) -> Change:
+def plan_change(target: EntryPlace, *, undo: bool) -> EntryChange:
     """Return the change that adds, updates or removes the entry.
 
     Removing restores the file exactly, if no other program wrote since.
@@ -218,9 +218,9 @@ def changing(target: Target, *, undo: bool) -> Change:
         after = None if undo else _with_entry(before, target, ours=old is not None)
         original = _without_entry(before, old, target.section) if old else before
     if undo and old:
-        return Change(path, before, original, old, target.private, undo)
+        return EntryChange(path, before, original, old, target.private, undo)
     backup = _Backup(str(path), original, _digest(after or ""), old.made if old else ())
-    return Change(path, before, after, backup, target.private, undo)
+    return EntryChange(path, before, after, backup, target.private, undo)
 
 
 @contextlib.contextmanager
@@ -242,7 +242,7 @@ def _unharmed(path: Path) -> Generator[None]:
         ) from exc
 
 
-def _with_entry(text: str | None, target: Target, *, ours: bool) -> str:
+def _with_entry(text: str | None, target: EntryPlace, *, ours: bool) -> str:
     """Return the text with the entry; an entry of another author is replaced as a whole.
 
     It could set the environment in which our program starts.

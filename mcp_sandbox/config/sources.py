@@ -49,12 +49,12 @@ _BOUNDS = {"ge": "at least", "gt": "more than", "le": "at most"}
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedConfig:
     """A configuration with the source of every value, by dotted key."""
 
     config: Config
     sources: Mapping[str, str]
-    again: "Callable[[Values], Loaded]"  # Loads it as it is now, with these variables.
+    again: "Callable[[Values], LoadedConfig]"  # Loads it as it is now, with these variables.
 
     def rows(self) -> Iterator[tuple[str, object, str, str]]:
         """Yield key, value, source and help of every setting."""
@@ -77,7 +77,9 @@ class Loaded:
         ]
 
 
-def load_config(file: Path | None = None, flags: Values = None, variables: Values = None) -> Loaded:
+def load_config(
+    file: Path | None = None, flags: Values = None, variables: Values = None
+) -> LoadedConfig:
     """Read every source and return the configuration that results.
 
     `file` must exist when it is given; `flags` are values by dotted key, None = not given;
@@ -105,7 +107,9 @@ def load_config(file: Path | None = None, flags: Values = None, variables: Value
         raise ConfigError("\n".join(sentences)) from exc
     sources = {key: source for key, (_, source) in settings.items()}
     chosen = {"MCP_SANDBOX_CONFIG": str(file.absolute())} if file else {}
-    return Loaded(config, sources, lambda now: load_config(None, flags, {**chosen, **(now or {})}))
+    return LoadedConfig(
+        config, sources, lambda now: load_config(None, flags, {**chosen, **(now or {})})
+    )
 
 
 def _known(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:

@@ -19,7 +19,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from mcp_sandbox.app.chats import ISOLATING, open_backend, open_manager, temporary_data, way_out
+from mcp_sandbox.app.chats import (
+    ISOLATING,
+    open_backend,
+    open_manager,
+    read_allowed_hosts,
+    temporary_data,
+)
 from mcp_sandbox.backends.docker.client import connection_of
 from mcp_sandbox.backends.docker.engine import is_gvisor, security_options
 from mcp_sandbox.config import Config
@@ -220,7 +226,7 @@ def examine_network(config: Config) -> list[Check]:
     """Return what holds for allowed hosts and secrets; nothing where none are configured."""
     check = partial(Check, "network", "allowed hosts")
     try:
-        rules = way_out(config)
+        rules = read_allowed_hosts(config)
     except OperatorError as exc:
         return [check("fail", "they cannot be used", str(exc))]
     if rules is None:
@@ -264,7 +270,7 @@ async def examine_engine(config: Config) -> list[Check]:
 
 
 def _version(program: str, text: str) -> Finding:
-    holes = holes_of(program, text)
+    holes = find_vulnerabilities(program, text)
     if not holes:
         return "ok", text, ""
     known = "; ".join(f"{hole.names}: {hole.what}" for hole in holes)
@@ -337,7 +343,7 @@ async def _run_code(place: BackendName, config: Config) -> list[Check]:
 
 
 @dataclass(frozen=True)
-class Hole:
+class KnownVulnerability:
     """A known vulnerability and the first version without it in each line of releases."""
 
     names: str
@@ -351,27 +357,29 @@ class Hole:
 
 HOLES = {
     "runc": (
-        Hole("CVE-2024-21626", "a leaked file descriptor leads out of a container", ((1, 1, 12),)),
-        Hole(
+        KnownVulnerability(
+            "CVE-2024-21626", "a leaked file descriptor leads out of a container", ((1, 1, 12),)
+        ),
+        KnownVulnerability(
             "CVE-2025-31133, CVE-2025-52565, CVE-2025-52881",
             "races at start-up can make host files writable",
             ((1, 2, 8), (1, 3, 3), (1, 4, 0)),
         ),
     ),
     "containerd": (
-        Hole(
+        KnownVulnerability(
             "CVE-2024-40635",
             "an overlong user id runs as root",
             ((1, 6, 38), (1, 7, 27), (2, 0, 4)),
         ),
     ),
     "docker": (
-        Hole(
+        KnownVulnerability(
             "CVE-2024-24557, CVE-2024-23651",
             "building a hostile image can reach the host",
             ((24, 0, 9), (25, 0, 2)),
         ),
-        Hole(
+        KnownVulnerability(
             "CVE-2025-54410",
             "a reload of firewalld opens container networks to each other",
             ((25, 0, 13), (28, 0, 0)),
@@ -380,7 +388,7 @@ HOLES = {
 }
 
 
-def holes_of(program: str, text: str) -> list[Hole]:
+def find_vulnerabilities(program: str, text: str) -> list[KnownVulnerability]:
     """Return the vulnerabilities that upstream's release of that version has."""
     match = _NUMBERS.match(text)
     if match is None:
@@ -389,7 +397,7 @@ def holes_of(program: str, text: str) -> list[Hole]:
     return [hole for hole in HOLES[program] if hole.open_in(version)]
 
 
-def remedy(program: str, text: str, holes: list[Hole]) -> str:
+def remedy(program: str, text: str, holes: list[KnownVulnerability]) -> str:
     """Say what to install, and that a distribution's build may have the fixes already."""
     versions = sorted({version for hole in holes for version in hole.fixed})
     wanted = " or ".join(".".join(map(str, version)) for version in versions[-2:])

@@ -32,11 +32,11 @@ from mcp_sandbox.workspace.retention import (
     Ages,
     DueChat,
     Moment,
-    credible,
-    due,
     in_words,
     is_time,
-    outdated,
+    limit_wall_clock,
+    list_due_chats,
+    list_outdated,
 )
 
 logger = logging.getLogger(__name__)
@@ -103,7 +103,7 @@ class Cleaner:
         seen = await self._look()
         items = await self._end_left(seen, dry_run)
         in_use, keep_s = await self._in_use(), self._settings.workspace.retention
-        found = due(seen.chats, keep_s=keep_s, in_use=in_use, watched_s=watched_s)
+        found = list_due_chats(seen.chats, keep_s=keep_s, in_use=in_use, watched_s=watched_s)
         items += [item for one in found if (item := await self._take(one, seen, dry_run))]
         items += await self._empty_trash(seen, watched_s, dry_run)
         return GcReport(dry_run, tuple(items))
@@ -203,7 +203,7 @@ class Cleaner:
 
     async def _empty_trash(self, seen: _Seen, watched_s: float, dry_run: bool) -> list[GcItem]:
         found: list[GcItem] = []
-        old = set(outdated(seen.trash, TRASH_KEPT_S, watched_s))
+        old = set(list_outdated(seen.trash, TRASH_KEPT_S, watched_s))
         if not old:
             return found
         items = [item for item in await self._workspaces.trashed() if item.name in old]
@@ -234,7 +234,7 @@ def _recall(file: Path, now: Moment) -> Moment:
 
 def _remember(file: Path, now: Moment, anchor: Moment) -> None:
     """Store `now`, as far as it is credible, for the next process."""
-    seen = credible(now, anchor)
+    seen = limit_wall_clock(now, anchor)
     said = {"boot": boot_id(), "wall_s": seen.wall_s, "steady_s": seen.steady_s}
     try:
         # It is of use only until the machine restarts.

@@ -440,7 +440,7 @@ class Session:
                 chat=self.chat,
                 programs={name: version for name, _, version in pairs},
                 previews=entered.held.previews,
-                project=entered.held.project.said,
+                project=entered.held.project.notice,
                 usage=usage,
                 versions={"runner": VERSION, "python": entered.held.runtime.hello.python},
             )

@@ -101,14 +101,14 @@ def destroy(trash: int, parent: int, name: bytes, now: float) -> None:
     _delete_item(trash, item, lambda: None)
 
 
-def items(trash: int) -> dict[str, float]:
+def list_items(trash: int) -> dict[str, float]:
     """Return when each item was discarded (seconds since the epoch), by its name."""
     with os.scandir(trash) as entries:
         found = {entry.name: discarded_at(entry.name) for entry in entries}
     return {name: when for name, when in sorted(found.items()) if when is not None}
 
 
-def owner(trash: int, name: str) -> ChatId | None:
+def read_owner(trash: int, name: str) -> ChatId | None:
     """Return the chat that an item belonged to; None if unknown."""
     with suppress(OSError, InvalidArgument):
         with os.fdopen(open_file(trash, f"{name}/chat".encode()), "rb") as stream:
@@ -121,15 +121,15 @@ def empty(
     trash: int, *, is_due: Callable[[str], bool], checkpoint: Checkpoint
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Delete the items that are due; return the deleted names and the failed ones."""
-    due = [name for name in items(trash) if is_due(name)]
+    due = [name for name in list_items(trash) if is_due(name)]
     gone = tuple(name for name in due if _delete_item(trash, name.encode(), checkpoint))
     return gone, tuple(name for name in due if name not in gone)
 
 
 def drop_earlier(trash: int, chat: ChatId, keep: str, checkpoint: Checkpoint) -> None:
     """Delete what the chat discarded before `keep`: or resets would fill the disk for a day."""
-    for name in items(trash):
-        if name != keep and owner(trash, name) == chat:
+    for name in list_items(trash):
+        if name != keep and read_owner(trash, name) == chat:
             _delete_item(trash, name.encode(), checkpoint)
 
 
@@ -389,7 +389,7 @@ class Workspaces:
     def _trashed(self, measured: bool) -> Sequence[TrashItem]:
         with layout.sandbox_directory(self.data_root) as sandbox, ExitStack() as stack:
             bin_ = layout.enter(stack, sandbox, "trash")
-            found = [(name, owner(bin_, name), at) for name, at in items(bin_).items()]
+            found = [(name, read_owner(bin_, name), at) for name, at in list_items(bin_).items()]
             return [
                 TrashItem(*each, _allocated_bytes(bin_, each[0]) if measured else 0)
                 for each in found

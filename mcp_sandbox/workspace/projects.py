@@ -39,7 +39,7 @@ _SYSTEM = ("/boot", "/dev", "/etc", "/proc", "/run", "/sys", "/usr", "/var/run",
 
 
 @dataclass(frozen=True)
-class Shown:
+class ProjectView:
     """What a sandbox shows of `folder`; `said` tells it to the agent, without paths of the host.
 
     `identity` is the directory that was checked; what came to lie at its path later is another.
@@ -47,7 +47,7 @@ class Shown:
 
     folder: Path | None
     mounts: tuple[Mount, ...] = ()
-    said: str = ""
+    notice: str = ""
     identity: FolderIdentity | None = None
 
 
@@ -62,7 +62,7 @@ class ClientFolders:
         self._brought: dict[ChatId, list[Path]] = {}
 
     @contextmanager
-    def brought(self, chat: ChatId, folder: Path | None) -> Generator[None]:
+    def bring(self, chat: ChatId, folder: Path | None) -> Generator[None]:
         """Give the chat this folder during the block; of several clients the last one counts."""
         if folder is None:
             yield
@@ -104,7 +104,7 @@ class Projects:
         """Return what the chat's sandbox is to show, None if nothing."""
         return None if self._settings.access == "none" else self._folders.of(chat)
 
-    async def show(self, chat: ChatId) -> Shown:
+    async def show(self, chat: ChatId) -> ProjectView:
         """Return the mount of the chat's folder; none if it has none, or one that is refused.
 
         Raises:
@@ -113,9 +113,9 @@ class Projects:
         """
         access, named = self._settings.access, self.folder(chat)
         if access == "none":
-            return Shown(None, said="none: the operator allows none (project.access)")
+            return ProjectView(None, notice="none: the operator allows none (project.access)")
         if named is None:
-            return Shown(None, said="none: the client named no folder")
+            return ProjectView(None, notice="none: the client named no folder")
         try:
             folder = await to_thread.run_sync(check_folder, named, self._private)
             source = await self._copy(chat, folder) if access == "copy" else folder
@@ -123,9 +123,9 @@ class Projects:
         except InvalidArgument as exc:
             logger.warning("chat %s works without its folder: %s", chat, exc)
             said = "none: the client's folder may not be shown; the server's log says why"
-            return Shown(named, said=said)
+            return ProjectView(named, notice=said)
         mount = Mount(source, TARGET, read_only=access == "ro")
-        return Shown(named, (mount,), f"{TARGET}: {_SAID[access]}", identity)
+        return ProjectView(named, (mount,), f"{TARGET}: {_SAID[access]}", identity)
 
     async def _copy(self, chat: ChatId, folder: Path) -> Path:
         """Make the chat's copy at its first call; later ones find it as the chat left it."""

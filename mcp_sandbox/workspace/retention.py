@@ -77,7 +77,7 @@ class Ages(Generic[K]):
     def _sight(self, key: K, stamp: float | None, now: Moment) -> _Sighting:
         before = self._seen.get(key)
         stamp_s = now.wall_s if stamp is None else stamp
-        idle_s = max(0.0, credible(now, self._anchor).wall_s - stamp_s)
+        idle_s = max(0.0, limit_wall_clock(now, self._anchor).wall_s - stamp_s)
         if before is None:
             return _Sighting(stamp_s, idle_s, now.steady_s)
         if stamp is None or stamp == before.stamp_s:
@@ -87,7 +87,7 @@ class Ages(Generic[K]):
         return _Sighting(stamp, min(idle_s, since_s), now.steady_s)
 
 
-def credible(now: Moment, anchor: Moment) -> Moment:
+def limit_wall_clock(now: Moment, anchor: Moment) -> Moment:
     """`now`, with no more on the wall clock than `anchor` and the time since allow."""
     passed_s = max(0.0, now.steady_s - anchor.steady_s)
     return Moment(min(now.wall_s, anchor.wall_s + passed_s), now.steady_s)
@@ -100,7 +100,7 @@ def _age(sighting: _Sighting, now: Moment) -> Age:
     return Age(min(counted_s, told_s), now.steady_s - sighting.steady_s)
 
 
-def outdated(ages: Mapping[K, Age], keep_s: float, watched_s: float = WATCHED_S) -> list[K]:
+def list_outdated(ages: Mapping[K, Age], keep_s: float, watched_s: float = WATCHED_S) -> list[K]:
     """Return keys unused for `keep_s` and watched for `watched_s`, the longest unused first."""
     found = [
         key for key, age in ages.items() if age.idle_s >= keep_s and age.watched_s >= watched_s
@@ -108,7 +108,7 @@ def outdated(ages: Mapping[K, Age], keep_s: float, watched_s: float = WATCHED_S)
     return sorted(found, key=lambda key: (-ages[key].idle_s, str(key)))
 
 
-def due(
+def list_due_chats(
     ages: Mapping[ChatId, Age],
     *,
     keep_s: float,
@@ -119,7 +119,7 @@ def due(
     if keep_s <= 0:
         return []
     kept = f"kept for {in_words(keep_s)} (workspace.retention)"
-    found = [chat for chat in outdated(ages, keep_s, watched_s) if chat not in in_use]
+    found = [chat for chat in list_outdated(ages, keep_s, watched_s) if chat not in in_use]
     return [DueChat(chat, f"not used for {in_words(ages[chat].idle_s)}; {kept}") for chat in found]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from anyio import to_thread
 
-from mcp_sandbox.app.chats import open_manager, programs_of
+from mcp_sandbox.app.chats import find_programs, open_manager
 from mcp_sandbox.config import AgentsConfig, Config
 from mcp_sandbox.errors import ConfigError
 from mcp_sandbox.models import ChatId
@@ -68,12 +68,12 @@ def test_programs_from_where_no_sandbox_may_look_are_refused(folder: str, tmp_pa
     (data / "sandbox").mkdir(parents=True)
     config = with_programs(Config(data_dir=data), Path(folder.format(data=data)))
     with pytest.raises(ConfigError, match=r"agents\.programs: the folder .* is not shown"):
-        programs_of(config)
+        find_programs(config)
 
 
 def test_programs_that_are_not_there_are_told_with_their_setting(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"agents\.programs: the folder .*absent cannot be used"):
-        programs_of(with_programs(Config(data_dir=tmp_path), tmp_path / "absent"))
+        find_programs(with_programs(Config(data_dir=tmp_path), tmp_path / "absent"))
 
 
 @pytest.mark.claude

@@ -32,7 +32,7 @@ async def test_a_folder_that_a_link_replaces_after_the_check_is_not_shown(
     showing = config.model_copy(update={"project": ProjectConfig(access="rw")})
     async with open_manager(showing, folders) as manager:
         session = await manager.session(CHAT)
-        with folders.brought(CHAT, folder):
+        with folders.bring(CHAT, folder):
             with pytest.raises(SandboxGone, match="replaced while the sandbox was made"):
                 await session.exec("touch ran; ls /project")
             looked = await session.exec("ls /project; ls")

@@ -5,7 +5,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from mcp_sandbox.app.chats import way_out
+from mcp_sandbox.app.chats import read_allowed_hosts
 from mcp_sandbox.config import load_config
 from mcp_sandbox.egress import rules
 from mcp_sandbox.egress.authority import CertificateAuthority
@@ -53,7 +53,7 @@ def bundles(tmp_path: Path) -> Path:
 def test_what_cannot_be_used_stops_the_start(bundles: Path, text: str, words: str) -> None:
     config = load_config(written(bundles, text), variables={}).config
     with pytest.raises(ConfigError) as caught:
-        way_out(config)
+        read_allowed_hosts(config)
     assert words in str(caught.value)
 
 
@@ -73,7 +73,7 @@ def test_a_damaged_list_of_hosts_stops_the_start(
             file.write_text(content)
         monkeypatch.setattr(rules, "_PRESETS", file)
         with pytest.raises(ConfigError, match="install mcp-sandbox again"):
-            way_out(load_config(written(tmp_path, ""), variables={}).config)
+            read_allowed_hosts(load_config(written(tmp_path, ""), variables={}).config)
 
 
 def test_the_client_reads_the_sentence_and_no_traceback(tmp_path: Path) -> None:
@@ -90,4 +90,4 @@ def test_the_client_reads_the_sentence_and_no_traceback(tmp_path: Path) -> None:
 def test_other_networks_ask_for_nothing_of_it(tmp_path: Path, network: str) -> None:
     file = written(tmp_path, 'egress: {allow: ["*"], ca_bundle: nowhere.pem}')
     config = load_config(file, {"network": network}, variables={}).config
-    assert way_out(config) is None
+    assert read_allowed_hosts(config) is None

@@ -88,7 +88,7 @@ async def test_the_users_own_folder_is_reviewed_where_it_is(
     chat = ChatId("reader", "project")
     async with open_manager(showing, folders) as manager:
         session = await manager.session(chat)
-        with folders.brought(chat, tmp_path / "repo"):
+        with folders.bring(chat, tmp_path / "repo"):
             await learn(session, NAME)
             result = await run(session, f"{REVIEW} --repo /project main", code=1)
     assert "1 files, +4 -1, 1 hints" in result.stdout

@@ -33,7 +33,7 @@ def projects(tmp_path: Path, folders: ClientFolders, **settings: object) -> Proj
 
 async def mounts(tmp_path: Path, folder: Path, **settings: object) -> tuple[Mount, ...]:
     folders = ClientFolders()
-    with anyio.fail_after(20), folders.brought(CHAT, folder):
+    with anyio.fail_after(20), folders.bring(CHAT, folder):
         return (await projects(tmp_path, folders, **settings).show(CHAT)).mounts
 
 
@@ -71,7 +71,7 @@ async def test_a_folder_is_shown_to_its_chat_while_its_client_is_there(
 ) -> None:
     folders = ClientFolders()
     known = projects(tmp_path, folders, access="ro")
-    with folders.brought(CHAT, project):
+    with folders.bring(CHAT, project):
         assert (await known.show(CHAT)).mounts
         assert (await known.show(ChatId("me", "other"))).mounts == ()
     assert (await known.show(CHAT)).mounts == ()
@@ -79,8 +79,8 @@ async def test_a_folder_is_shown_to_its_chat_while_its_client_is_there(
 
 def test_of_several_clients_the_last_one_that_is_there_counts() -> None:
     folders, first, second = ClientFolders(), Path("/first"), Path("/second")
-    with folders.brought(CHAT, first), folders.brought(CHAT, None):
-        with folders.brought(CHAT, second):
+    with folders.bring(CHAT, first), folders.bring(CHAT, None):
+        with folders.bring(CHAT, second):
             assert folders.of(CHAT) == second
         assert folders.of(CHAT) == first
     assert folders.of(CHAT) is None

@@ -15,10 +15,10 @@ from mcp_sandbox.workspace.retention import (
     Ages,
     DueChat,
     Moment,
-    due,
     in_words,
     is_time,
-    outdated,
+    list_due_chats,
+    list_outdated,
 )
 
 NOON = 1_700_000_000.0
@@ -35,7 +35,7 @@ def later(seconds: float, *, jump: float = 0) -> Moment:
 
 
 def gone(ages: Mapping[ChatId, Age], **more: float) -> list[ChatId]:
-    return [one.chat for one in due(ages, keep_s=WEEK_S, **more)]  # type: ignore[arg-type]
+    return [one.chat for one in list_due_chats(ages, keep_s=WEEK_S, **more)]  # type: ignore[arg-type]
 
 
 def watched(
@@ -61,18 +61,18 @@ def test_a_person_who_asks_need_not_wait() -> None:
 
 
 def test_the_reason_says_how_long_and_which_setting() -> None:
-    (found,) = due(watched({OLD: NOON - 9 * DAY_S}, START), keep_s=WEEK_S, watched_s=0)
+    (found,) = list_due_chats(watched({OLD: NOON - 9 * DAY_S}, START), keep_s=WEEK_S, watched_s=0)
     assert found == DueChat(OLD, "not used for 9 days; kept for 7 days (workspace.retention)")
 
 
 def test_nothing_is_due_without_a_retention() -> None:
     ages = watched({OLD: 0.0}, START, later(YEAR_S))
-    assert due(ages, keep_s=0) == []
+    assert list_due_chats(ages, keep_s=0) == []
 
 
 def test_what_is_in_use_is_never_due() -> None:
     ages = watched({OLD: 0.0, NEW: 0.0}, START, later(DAY_S))
-    assert [one.chat for one in due(ages, keep_s=WEEK_S, in_use={OLD})] == [NEW]
+    assert [one.chat for one in list_due_chats(ages, keep_s=WEEK_S, in_use={OLD})] == [NEW]
 
 
 def test_a_jump_forwards_makes_nothing_due() -> None:
@@ -147,7 +147,7 @@ def test_whatever_the_wall_clock_does_nothing_ages_faster_than_time(
 
 def test_the_longest_unused_goes_first() -> None:
     ages = {"a": Age(5, 0), "b": Age(9, 0), "c": Age(1, 0), "d": Age(9, 0)}
-    assert outdated(ages, 5, watched_s=0) == ["b", "d", "a"]
+    assert list_outdated(ages, 5, watched_s=0) == ["b", "d", "a"]
 
 
 @pytest.mark.parametrize(

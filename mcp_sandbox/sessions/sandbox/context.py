@@ -33,7 +33,7 @@ from mcp_sandbox.sessions.sandbox.warm_pool import WarmPool
 from mcp_sandbox.sessions.settings import SessionSettings
 from mcp_sandbox.workspace.directory import Workspaces
 from mcp_sandbox.workspace.meter import DiskUsage
-from mcp_sandbox.workspace.projects import Projects, Shown
+from mcp_sandbox.workspace.projects import Projects, ProjectView
 
 if TYPE_CHECKING:
     # Loaded only by servers with allowed hosts.
@@ -209,7 +209,7 @@ class OpenSandbox:
 
     sandbox: Sandbox
     runtime: Runtime
-    project: Shown
+    project: ProjectView
     started_s: float
     notice: str = ""
     is_current: bool = True

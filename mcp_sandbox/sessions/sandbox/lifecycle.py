@@ -39,7 +39,7 @@ from mcp_sandbox.sessions.settings import (
 )
 from mcp_sandbox.telemetry.logs import event
 from mcp_sandbox.workspace.directory import ChatDirectories
-from mcp_sandbox.workspace.projects import Shown
+from mcp_sandbox.workspace.projects import ProjectView
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ class DesiredSandbox:
 
     spec: SandboxSpec
     directories: ChatDirectories
-    project: Shown
+    project: ProjectView
 
     def has_project_of(self, runtime: Runtime) -> bool:
         """Return whether its /project is the folder that was checked.
@@ -127,7 +127,7 @@ class SandboxLifecycle:
             )
 
     async def _remember(
-        self, opened: Connected, shown: Shown, record: ChatRecord | None, news: str = ""
+        self, opened: Connected, shown: ProjectView, record: ChatRecord | None, news: str = ""
     ) -> OpenSandbox:
         """Note in the chat's record which sandbox it has; if that fails, the labels still tell."""
         rooms, now, (sandbox, runtime) = self._context, self._context.use_times.clock(), opened
@@ -209,7 +209,7 @@ class SandboxLifecycle:
         held.project = wanted.project
         return await self._replace(held.sandbox, held.runtime, wanted)
 
-    async def _wanted(self, shown: Shown, record: ChatRecord | None) -> DesiredSandbox:
+    async def _wanted(self, shown: ProjectView, record: ChatRecord | None) -> DesiredSandbox:
         assistant = read_assistant_spec(record)
         origin = await self._context.backend.origin(assistant.image)
         directories = await self._context.workspaces.open(self._chat)
