@@ -38,7 +38,7 @@ check: $(READY) ## formatting, lint, types, import contracts, spelling
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/codespell $$(git ls-files)
-	@$(BIN)/python -m tests.sizes
+	@$(BIN)/python -m tests.test_size
 
 format: $(READY) ## put the code in shape
 	$(BIN)/ruff format .
