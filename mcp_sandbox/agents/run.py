@@ -305,7 +305,7 @@ class _Listener:
             yield event
 
     def completion(self, ended: str, duration_ms: int) -> Completion:
-        """The program's own, or what there was when it `ended` without one."""
+        """Return the program's own, or what there was when it `ended` without one."""
         last = self._last or Completion("", is_error=True, reason=ended)
         return replace(
             last,

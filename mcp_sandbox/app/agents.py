@@ -115,7 +115,7 @@ async def _placed(
     executor: type[Executor],
     manager: Callable[[], Awaitable[SessionManager]] | None,
 ) -> AsyncGenerator[tuple[Session | None, HookMemory]]:
-    """The chat's session, if anything is to run in it; and what its hooks keep."""
+    """Open the chat's session, if anything is to run in it, and what its hooks keep."""
     if executor is Direct:
         yield None, HookMemory(UseTimes(ChatRecords(config.data_dir), system_clock), chat)
         return

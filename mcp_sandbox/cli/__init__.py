@@ -99,7 +99,7 @@ def options(
         typer.Option("--version", help="Print the version.", is_eager=True, callback=_show_version),
     ] = False,
 ) -> None:
-    """Gives each chat of a coding agent its own Linux computer that remembers its files."""
+    """Give each chat of a coding agent its own Linux computer that remembers its files."""
     servers = ("stdio", "serve")  # They have their own way to leave, once there is something to.
     if context.invoked_subcommand not in servers:
         signal.signal(signal.SIGINT, signal.default_int_handler)

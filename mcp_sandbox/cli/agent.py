@@ -103,7 +103,7 @@ def _talk(
 
 
 def _show(told: Mapping[str, Any]) -> None:
-    """The agent's words go to stdout, all else to stderr."""
+    """Print the agent's words to stdout, all else to stderr."""
     match told:
         case {"type": "Text", "text": text}:
             print(printable(text, "\n\t"), end="", flush=True)

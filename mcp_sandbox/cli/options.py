@@ -159,5 +159,5 @@ def show_bytes(size: int) -> str:
 
 
 def printable(text: str, kept: str = "\n") -> str:
-    """The text as a terminal can show it: but for what is `kept`, nothing moves the cursor."""
+    """Return text as a terminal can show it: but for what is `kept`, nothing moves the cursor."""
     return "".join(c if c.isprintable() or c in kept else "\ufffd" for c in text)

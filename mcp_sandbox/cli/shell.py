@@ -68,7 +68,7 @@ def _raw_terminal() -> Generator[None]:
 
 @contextmanager
 def _signals() -> Generator[int]:
-    """A descriptor that wakes at a change of the terminal's size; being ended runs clean-ups."""
+    """Yield a descriptor that wakes at a change of the terminal's size; an end runs clean-ups."""
     reading, writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     handlers = {
         signal.SIGWINCH: lambda _number, _frame: None,

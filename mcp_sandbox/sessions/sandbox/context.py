@@ -199,12 +199,11 @@ class DiskGuard:
 
 @dataclass(eq=False)
 class OpenSandbox:
-    """An open sandbox. `is_current` is False until it is checked whether it is made as it should
-    be.
+    """An open sandbox.
 
-    `news` is what the agent should know of the sandbox before it; `end_reason` says why this one
-    ended
-    during a call, once it has. `previews` has the address of each port.
+    `is_current` is False until it is known to be made as it should be. `notice` is what the agent
+    should know of the sandbox before it; `end_reason` says why this one ended during a call, once
+    it has. `previews` has the address of each port.
     """
 
     sandbox: Sandbox
