@@ -16,7 +16,7 @@ def main() -> None:
     import signal
 
     # A client may interrupt us at any moment; until all is loaded there is nothing to undo, and a
-    # traceback out of an import helps nobody.
+    # traceback out of an import is of no help.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     from mcp_sandbox.cli import main as command_line
 

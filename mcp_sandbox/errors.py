@@ -60,7 +60,7 @@ class NotPermitted(CallerError):
 
 
 class ConsentNeeded(NotPermitted):
-    """Only with a person's consent, which nobody has given."""
+    """Only with a person's consent, which is not given yet."""
 
 
 class TooLarge(CallerError):

@@ -1,6 +1,6 @@
 """Composition root: turns a configuration into a running application.
 
-The only file that names concrete backends. They are imported late, so that nobody pays for the
+The only file that names concrete backends. They are imported late, so that no start pays for the
 libraries of a backend that is not used.
 """
 
@@ -56,7 +56,7 @@ async def open_backend(name: BackendName, config: Config) -> AsyncGenerator[Back
 
     Its sandboxes do not end with the block; its connections do.
     """
-    # An import reads many files; in a thread it does not hold up whoever else is served.
+    # An import reads many files; in a thread it does not hold up other calls.
     room = "docker" if name == "docker" else "bubblewrap"
     await to_thread.run_sync(import_module, f"mcp_sandbox.backends.{room}.backend")
     if name == "docker":

@@ -131,7 +131,7 @@ async def _web(config: Config, *, anonymous: bool) -> "AsyncGenerator[_Web | Non
 
     tokens = Tokens(config.data_dir)
     if not anonymous and not await tokens.exist():
-        logger.warning("nobody has a token yet: `mcp-sandbox token add USER` makes one")
+        logger.warning("no user has a token yet: `mcp-sandbox token add USER` makes one")
     listener = await listen(config.serve.http, anonymous=anonymous)
     with closing(listener.socket):
         yield listener, tokens

@@ -3,7 +3,7 @@
     chain    how a line is written, and what is wrong with lines that were changed. Pure
     log      appends lines beside other processes that do, and reads them back
 
-Whoever may write the folder can write the whole chain anew, and a removed end shows only to those
+Who may write the folder can write the whole chain anew, and a removed end shows only to those
 who have kept a later head: so servers log the head. This room does not know what an event means.
 """
 

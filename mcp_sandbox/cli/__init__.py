@@ -68,7 +68,7 @@ cli.add_typer(setup.tokens, name="token")
 
 
 def main() -> None:
-    """Run the command line; every failure of ours is one readable line on stderr."""
+    """Run the command line; every error of this package is one readable line on stderr."""
     logging.basicConfig(
         stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s"
     )

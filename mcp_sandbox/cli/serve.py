@@ -70,7 +70,7 @@ def serve(
         given(
             "--idle-exit",
             "TIME",
-            "End when for so long nobody is connected and nothing runs; 0 and --http = never.",
+            "End when for so long no client is connected and nothing runs; 0 and --http = never.",
         ),
     ] = None,
     project_dir: ProjectAccessOption = None,

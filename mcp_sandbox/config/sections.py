@@ -159,7 +159,7 @@ class WorkspaceConfig(Section):
         0, "files and homes of all chats of one user, allocated; 0 = no limit"
     )
     retention: DurationOrZero = setting(
-        7 * 86_400.0, "a chat that nobody used for so long goes to the trash; 0 = never"
+        7 * 86_400.0, "a chat not used for so long goes to the trash; 0 = never"
     )
     cleanup: Schedule = setting("0 3 * * *", "when such chats are looked for, as cron writes it")
     subdirectories: bool = setting(
@@ -193,7 +193,7 @@ class SessionsConfig(Section):
         30.0, "how long a call waits while all open sandboxes are in use"
     )
     remove_after: Duration = setting(
-        3600.0, "a sandbox that nobody uses is removed after this; files stay"
+        3600.0, "a sandbox not used for so long is removed; files stay"
     )
     lifetime: Duration = setting(
         86_400.0, "a sandbox is replaced after this, with all that runs in it; files stay"
@@ -204,7 +204,7 @@ class SessionsConfig(Section):
 
 
 class PoolConfig(Section):
-    """Sandboxes that are started before anybody asks, each for one new chat."""
+    """Sandboxes started in advance, each for one new chat."""
 
     size: Literal["auto"] | Annotated[int, Field(ge=0, le=64)] = setting(
         "auto", "sandboxes that wait for new chats; auto = 1 in the daemon with docker, else 0"
@@ -239,7 +239,7 @@ class SkillsConfig(Section):
     )
     shipped: bool = setting(True, "offer the skills that come with this program")
     workspace: bool = setting(
-        False, "offer skills that lie in a chat's own files too, which anybody may have put there"
+        False, "offer skills that lie in a chat's own files too, which come from any source"
     )
     catalogue: int = setting(
         8000, "characters of the server's instructions that may name skills", ge=0, le=64_000

@@ -7,8 +7,8 @@
     inside      the program in a sandbox that joins its standard streams to a socket
 
 `mcp-sandbox connect` is what clients start, once for every session, so it is up in the time of a
-bare interpreter: standard library only, nothing else of ours, and what is not always needed is
-imported late. It remembers which requests are open: when the daemon goes, they are answered with
-what happened, and the next request finds or starts another daemon. No call is ever sent twice.
-This room understands of MCP only ids, method names and the older era's handshake.
+bare interpreter: standard library only, nothing else of this package, and what is not always
+needed is imported late. It remembers which requests are open: when the daemon goes, they are
+answered with what happened, and the next request finds or starts another daemon. No call is ever
+sent twice. This room understands of MCP only ids, method names and the older era's handshake.
 """

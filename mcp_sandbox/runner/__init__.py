@@ -11,6 +11,6 @@ job starts, so that no descendant can hide. A warm interpreter forks for each pi
 
 The modules that load before the first call get by without `typing` (TYPE_CHECKING is a plain
 constant there): it would be a third of the start-up time. No folder here imports anything when it
-is imported itself. The runner imports nothing of ours, keeps no state between calls, and trusts
-user code with nothing.
+is imported itself. The runner imports nothing else of this package, and trusts user code with
+nothing.
 """

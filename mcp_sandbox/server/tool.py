@@ -1,4 +1,4 @@
-"""A tool of ours: checks the arguments, finds the session, answers every failure with text.
+"""A tool: checks the arguments, finds the session, answers every failure with text.
 
 The types of the tools' parameters say what is allowed, before a tool runs.
 

@@ -8,7 +8,7 @@
     skills          what a chat is offered to learn; `skill_pins`: the versions that it sees
     chat_records    what is remembered of a chat, and the lock that keeps other servers out
     settings        what the operator sets
-    cleaning        removes old files, trash, left sandboxes, open ones that nobody uses
+    cleaning        removes old files, trash, left sandboxes and unused ones
     sandbox/        one chat's sandbox: opened at the first call, replaced when it has died
 
 This room knows no MCP and no engine.

@@ -1,6 +1,6 @@
 """How calls ended: one record of each, which the log line, the figures and the span are made from.
 
-Records hold no contents: no arguments, no results, no messages. Spans cost nothing until somebody
+Records hold no contents: no arguments, no results, no messages. Spans cost nothing until a program
 sets up an OpenTelemetry SDK.
 """
 

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from mcp_sandbox.runner.kernel.loop import Loop, Timer
     from mcp_sandbox.runner.wire.connection import Reply
-    from mcp_sandbox.runner.workers.cells import Notebooks
     from mcp_sandbox.runner.workers.interpreter import Notebook, WorkerHandle
+    from mcp_sandbox.runner.workers.notebooks import Notebooks
     from mcp_sandbox.runner.workers.pool import Pool
     from mcp_sandbox.runner.workers.warm_shell import WarmShell
 
@@ -57,13 +57,13 @@ class Command:
         self,
         loop: Loop,
         pool: Pool,
-        cells: Notebooks,
+        notebooks: Notebooks,
         standby: WarmShell,
         note: Callable[[Command], None],
         args: dict[str, Any],
     ) -> None:
         """Call `note` when it begins (which may be refused), outlives its call, and ends."""
-        self._loop, self._pool, self._cells, self._standby = loop, pool, cells, standby
+        self._loop, self._pool, self._notebooks, self._standby = loop, pool, notebooks, standby
         self._note = note
         self._args = args
         self.id = self.text = ""
@@ -153,7 +153,7 @@ class Command:
         self._begun = False
         try:
             if self._job["notebook"]:
-                start, fds = self._cells.start, self.streams.theirs
+                start, fds = self._notebooks.start, self.streams.theirs
                 self._worker = self._notebook = start(self._job, fds, self._on_message)
                 return
             seat = self._args.get("language") == "python"
@@ -192,7 +192,7 @@ class Command:
             self._why = why
             target = self._worker or self.main
             if self._notebook and target is self._notebook:
-                self._cells.interrupt(self._notebook)
+                self._notebooks.interrupt(self._notebook)
             elif target:
                 self._pool.kill(target)
             elif not self._launched:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any, Protocol
 
-    from mcp_sandbox.runner.calls.keyboard import TerminalInput
+    from mcp_sandbox.runner.calls.terminal_input import TerminalInput
     from mcp_sandbox.runner.kernel.loop import Loop
 
     class OutputListener(Protocol):
@@ -156,7 +156,7 @@ class Streams:
     def open(self) -> None:
         """Make pipes or a terminal; OpError if none can be made."""
         if self._tty:
-            from mcp_sandbox.runner.calls.keyboard import TerminalInput  # noqa: PLC0415 - for these alone
+            from mcp_sandbox.runner.calls.terminal_input import TerminalInput  # noqa: PLC0415 - for these alone
 
             self.keyboard = TerminalInput(self._loop)
             self._listen(self.keyboard.master)

@@ -15,7 +15,7 @@ from mcp_sandbox.runner.kernel.loop import READ, Loop
 from mcp_sandbox.runner.kernel.native import Socket, accept, signal
 from mcp_sandbox.runner.wire.connection import Connection
 from mcp_sandbox.runner.wire.protocol import OpError, ProtocolError
-from mcp_sandbox.runner.workers.cells import Notebooks
+from mcp_sandbox.runner.workers.notebooks import Notebooks
 from mcp_sandbox.runner.workers.pool import MOST_NAMED, Pool, describe_processes
 from mcp_sandbox.runner.workers.warm_shell import WarmShell
 
@@ -53,7 +53,7 @@ class Server:
         self._env = env
         self._pool = Pool(self.loop, env, int(settings.get("PIDS", "0")))
         self._pool.on_quiet = self._consider_idle
-        self._cells = Notebooks(self.loop, self._pool)
+        self._notebooks = Notebooks(self.loop, self._pool)
         self._standby = WarmShell(self.loop, self._pool, self._under_way)
         self._pool.on_background = self._tell_background
         self._table = ProcessTable(
@@ -205,7 +205,7 @@ class Server:
         self._pool.waking.plan()
         if op == "run":
             args = self._complete(args)
-            tools = self.loop, self._pool, self._cells, self._standby
+            tools = self.loop, self._pool, self._notebooks, self._standby
             command = Command(*tools, self._table.note, args)
             return Wait(reply, command, op, args)
         if op in ("wait", "stop", "type"):
@@ -217,7 +217,7 @@ class Server:
             return Operation(self.loop, self._pool, reply, op, args)
         answer: dict[str, Any] = self._status() if op == "status" else {}
         if op == "processes":
-            answer = {"processes": [*self._table.rows(), *self._cells.rows()]}
+            answer = {"processes": [*self._table.rows(), *self._notebooks.rows()]}
         elif op == "told":
             self._table.tell(args["processes"])
         elif op == "retire":
@@ -230,9 +230,9 @@ class Server:
     def _about(self, reply: Reply, op: str, args: dict[str, Any]) -> Wait | None:
         """Return a call about a command; a notebook's name stands for its current cell."""
         name = str(args.get("process"))
-        notebook = self._cells.notebooks.get(name)
+        notebook = self._notebooks.notebooks.get(name)
         if notebook and op == "stop" and not notebook.listener:
-            self._cells.stop(name, reply.done)
+            self._notebooks.stop(name, reply.done)
             return None
         return Wait(reply, self._table.find(notebook.cell if notebook else name), op, args)
 

@@ -5,7 +5,7 @@ worker           the process: one job, subreaper of all it starts
 interpreter      workers and the warm interpreter as pid 1 sees them
 python_worker    the warm interpreter: forks a fresh `__main__` for each piece of code
 main_file        runs a file as `__main__`
-notebook         a Python that keeps its variables; `cells` is pid 1's side
+notebook         a Python that keeps its variables; `notebooks` is pid 1's side
 figures          figures of Python code, kept as files
 warm_shell       one bash that is ready before its command is there
 """

@@ -1,7 +1,7 @@
 """A Python that keeps its variables and runs one cell after another, each on pipes of its own.
 
 All of it is the user's process: what a cell does to descriptors, modules or the socket to pid 1
-(`cells` is the other end), it does to its own notebook.
+(`notebooks` is the other end), it does to its own notebook.
 """
 
 from __future__ import annotations

@@ -5,5 +5,5 @@ lifecycle       how it is found, made and ended
 context         what the sandboxes of one manager share, and the guard of the disk
 notices         what an agent should know and did not ask for
 capacity        how many may be open, in all and of one user
-warm_pool       sandboxes that were started before anybody asked
+warm_pool       sandboxes that were started in advance
 """

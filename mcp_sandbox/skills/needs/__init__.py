@@ -1,6 +1,6 @@
 """What a skill needs, found by reading its scripts: imports, commands, hosts, variables.
 
-findings    the needs of a whole skill, and what of them a sandbox lacks
-uses        what the readers of the languages write down
+    findings    the needs of a whole skill, and what of them a sandbox lacks
+    uses        what the readers of the languages write down
 python, shell
 """

@@ -104,8 +104,8 @@ class Uses:
         for found in _HOST.finditer(text):
             host = found[1].lower()
             is_one = "." in host and ".." not in host and len(host) <= 253
-            nobody = _NO_HOSTS.fullmatch(host) or _LOCAL.fullmatch(host)
-            if is_one and not nobody and len(self.hosts) < _MOST:
+            no_host = _NO_HOSTS.fullmatch(host) or _LOCAL.fullmatch(host)
+            if is_one and not no_host and len(self.hosts) < _MOST:
                 self.hosts.add(host)
 
     def variable(self, name: str) -> None:
