@@ -14,7 +14,7 @@ from anyio.abc import ByteStream, SocketAttribute
 
 from benchmarks.measure import Goal, Measured, Row, Side, clocked, times_faster, times_slower
 from benchmarks.places import CHAT, Failed, configured, in_thread, open_sandbox
-from mcp_sandbox.agents.executor import ModelAccess, Run
+from mcp_sandbox.agents.executors.base import ModelAccess, Run
 from mcp_sandbox.agents.executors.claude import Claude
 from mcp_sandbox.agents.messages import read_conversation
 from mcp_sandbox.app.agents import open_agent

@@ -8,7 +8,7 @@ from mcp_sandbox import __version__
 def main() -> None:
     """Run the command line; the relay, which clients wait for, without loading the rest of it."""
     if sys.argv[1:2] == ["connect"]:
-        from mcp_sandbox.relay.command import run
+        from mcp_sandbox.relay.connect import run
         from mcp_sandbox.relay.place import DaemonAddress, parse_options
 
         if options := parse_options(sys.argv[2:]):

@@ -15,7 +15,7 @@ from anyio.abc import TaskGroup
 
 from mcp_sandbox.agents.assistants import Assistant
 from mcp_sandbox.agents.events import Completion, Event, LineDecoder, Notice, Progress, Text, Usage
-from mcp_sandbox.agents.executor import Executor, ModelAccess, Program, Run
+from mcp_sandbox.agents.executors.base import Executor, ModelAccess, Program, Run
 from mcp_sandbox.agents.hooks import Computer, Context, FileInfo, HookMemory, Hooks, Messages
 from mcp_sandbox.agents.messages import Conversation, read_conversation
 from mcp_sandbox.errors import (

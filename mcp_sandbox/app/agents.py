@@ -22,8 +22,8 @@ from anyio import to_thread
 from mcp_sandbox.agents.assistants import Assistant, SandboxOptions, read_assistant
 from mcp_sandbox.agents.connectors import Connector, find_connector
 from mcp_sandbox.agents.events import Completion, Usage
-from mcp_sandbox.agents.executor import Executor, ModelAccess
 from mcp_sandbox.agents.executors import find_executor
+from mcp_sandbox.agents.executors.base import Executor, ModelAccess
 from mcp_sandbox.agents.executors.direct import Direct
 from mcp_sandbox.agents.gateway import open_gateway
 from mcp_sandbox.agents.hooks import HookMemory, Hooks, load_hooks

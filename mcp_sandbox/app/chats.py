@@ -145,7 +145,7 @@ async def open_manager(
             size = 1 if for_many and backend.name == "docker" else 0
         space, shown = config.workspace, config.skills.enabled
         pool = PoolFolder(data_dir, owner=owner, settings=space, skills=shown) if size else None
-        rooms = SessionContext(
+        context = SessionContext(
             backend,
             Workspaces(data_dir, owner=owner, settings=space, skills=shown),
             Projects(config.project, data_dir, owner=owner, folders=folders or ClientFolders()),
@@ -176,7 +176,7 @@ async def open_manager(
             Approvals(ledger, audit, config.sessions.lifetime),
             audit.mask,
         )
-        async with SessionManager(rooms, skills, judge, count=count, pool=pool) as manager:
+        async with SessionManager(context, skills, judge, count=count, pool=pool) as manager:
             yield manager
 
 

@@ -21,9 +21,9 @@ from mcp_sandbox.cli.options import (
     socket_path,
     tell,
 )
-from mcp_sandbox.daemon.client import JsonObject, ask_daemon
+from mcp_sandbox.daemon.control_client import JsonObject, ask_daemon
 from mcp_sandbox.errors import NoDaemon
-from mcp_sandbox.relay.command import reach_daemon
+from mcp_sandbox.relay.connect import reach_daemon
 from mcp_sandbox.relay.place import DaemonAddress, DaemonUnavailable
 
 group = typer.Typer(no_args_is_help=True, help="Let a coding agent work in a chat's computer.")

@@ -26,7 +26,7 @@ from mcp_sandbox.cli.options import (
 )
 from mcp_sandbox.config import Config
 from mcp_sandbox.config.environment import setting_variables, state_folder
-from mcp_sandbox.daemon.client import JsonObject, ask_daemon, shut_down
+from mcp_sandbox.daemon.control_client import JsonObject, ask_daemon, shut_down
 from mcp_sandbox.errors import NoDaemon
 from mcp_sandbox.workspace.retention import in_words
 

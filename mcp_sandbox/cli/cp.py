@@ -23,7 +23,7 @@ import typer
 from rich.console import Console
 
 from mcp_sandbox.cli.options import Socket, flag, socket_path
-from mcp_sandbox.daemon.client import ControlCall, open_control_call
+from mcp_sandbox.daemon.control_client import ControlCall, open_control_call
 from mcp_sandbox.errors import NoDaemon, OperatorError
 from mcp_sandbox.runner.wire.terminal_frames import (
     DATA,

@@ -28,7 +28,7 @@ from mcp_sandbox.cli.options import (
     tell_differences,
 )
 from mcp_sandbox.config import Config
-from mcp_sandbox.relay.command import run
+from mcp_sandbox.relay.connect import run
 from mcp_sandbox.relay.place import DaemonAddress
 from mcp_sandbox.telemetry import logs
 

@@ -19,7 +19,7 @@ import typer
 from mcp_sandbox.cli.control import Chat
 from mcp_sandbox.cli.options import Socket, socket_path
 from mcp_sandbox.config.environment import variable
-from mcp_sandbox.daemon.client import open_control_call
+from mcp_sandbox.daemon.control_client import open_control_call
 from mcp_sandbox.errors import NoDaemon, OperatorError
 from mcp_sandbox.runner.wire.terminal_frames import (
     DATA,

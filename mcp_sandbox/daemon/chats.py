@@ -14,7 +14,7 @@ import anyio
 from mcp_sandbox.agents.messages import MOST_BYTES
 from mcp_sandbox.agents.run import Agent
 from mcp_sandbox.daemon.acceptor import TimedStream
-from mcp_sandbox.daemon.client import JsonObject
+from mcp_sandbox.daemon.control_client import JsonObject
 from mcp_sandbox.daemon.daemon import while_connected
 from mcp_sandbox.errors import (
     Ambiguous,

@@ -14,7 +14,7 @@ from anyio import to_thread
 
 from mcp_sandbox.config.sections import ServeConfig
 from mcp_sandbox.daemon.acceptor import Acceptor, ChatHello, ControlHello, TimedStream
-from mcp_sandbox.daemon.client import JsonObject
+from mcp_sandbox.daemon.control_client import JsonObject
 from mcp_sandbox.daemon.lock import DaemonLock
 from mcp_sandbox.errors import InvalidArgument, SandboxError
 

@@ -1,11 +1,9 @@
 """The proxy that programs inside speak to: CONNECT and HTTP/1.1 with whole URLs, nothing else.
 
-Which host a TLS client asks for is read by a bounded parser of its first message.
-
-The layout is that of RFC 8446 section 4.1.2 and, for the name, RFC 6066 section 3.
-
 It reads a connection's first request, finds the rule, checks the name and the address, connects,
-and passes bytes both ways. An error ends only the connection in which it occurs.
+and passes bytes both ways. An error ends only the connection in which it occurs. Which host a TLS
+client asks for is read by a bounded parser of its first message (RFC 8446 section 4.1.2; the name
+by RFC 6066 section 3).
 """
 
 import logging

@@ -33,7 +33,7 @@ from mcp_sandbox.egress.rules import parse_rule
 from mcp_sandbox.egress.targets import RefusedError, Target
 from mcp_sandbox.errors import ConfigError
 from mcp_sandbox.models import ChatId
-from mcp_sandbox.relay.starting import daemon_variables
+from mcp_sandbox.relay.start_daemon import daemon_variables
 
 FILLER = b"*"
 

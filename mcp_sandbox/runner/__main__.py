@@ -41,7 +41,7 @@ def main() -> None:
     os.environ.update(env)
     os.environ.update({_PREFIX + k: v for k, v in settings.items() if k in _KEPT})
     from mcp_sandbox.runner.kernel import native  # noqa: PLC0415
-    from mcp_sandbox.runner.workers import interpreter  # noqa: PLC0415
+    from mcp_sandbox.runner.workers import fork_server  # noqa: PLC0415
 
     # Before listening: the starter may then take away the directory of the socket and this file.
     unread = _unread_token(settings)
@@ -49,8 +49,8 @@ def main() -> None:
     listener = native.listen(settings.get("SOCKET", "/run/mcp-sandbox/runner.sock"))
     if "STARTER" in settings:
         os.write(int(settings["STARTER"]), b"1")
-    fork = unread is not None and not interpreter.is_steered(env)
-    warm = interpreter.fork_interpreter(env) if fork else interpreter.start_interpreter(env)
+    fork = unread is not None and not fork_server.is_steered(env)
+    warm = fork_server.fork_interpreter(env) if fork else fork_server.start_interpreter(env)
     _link_skills(settings.get("HOME", "/home/sandbox"))
     if unread is not None:
         settings["TOKEN"] = os.read(unread, _MOST_TOKEN).decode()

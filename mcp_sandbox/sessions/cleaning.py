@@ -1,7 +1,7 @@
 """Removes old files, trash, leftover sandboxes and open sandboxes that are idle.
 
 workspace.retention decides which files are due; this module looks, and removes them. A sandbox in
-use is not ended: its hold asks the runner, which knows the connections of every server.
+use is not ended: its `ChatSandbox` asks the runner, which knows the connections of every server.
 
     {data root}/sandbox/clock    the latest time that a process saw, and the boot id of then
 """
@@ -82,15 +82,15 @@ class Cleaner:
     Every method may raise OperatorError: the data root or the engine cannot be used.
     """
 
-    def __init__(self, rooms: SessionContext, own: Callable[[], Collection[ChatId]]) -> None:
+    def __init__(self, context: SessionContext, own: Callable[[], Collection[ChatId]]) -> None:
         """`own` are the chats that this server uses, or is about to."""
-        self._backend = rooms.backend
-        self._workspaces = rooms.workspaces
-        self._records = rooms.records
-        self.ledger = rooms.use_times
-        self._settings = rooms.settings
+        self._backend = context.backend
+        self._workspaces = context.workspaces
+        self._records = context.records
+        self.ledger = context.use_times
+        self._settings = context.settings
         self._own = own
-        self._clock_file = rooms.workspaces.data_root / "sandbox" / "clock"
+        self._clock_file = context.workspaces.data_root / "sandbox" / "clock"
         self._ages: tuple[Moment, Ages[ChatId], Ages[str]] | None = None
 
     async def tidy(self, *, watched_s: float = 0.0) -> None:

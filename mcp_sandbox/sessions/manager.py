@@ -1,4 +1,4 @@
-"""All chats of one data root: one hold per chat, and a limit on open sandboxes."""
+"""All chats of one data root: one `ChatSandbox` each, and a limit on open sandboxes."""
 
 import hashlib
 import logging
@@ -55,7 +55,7 @@ class SessionManager:
 
     def __init__(
         self,
-        rooms: SessionContext,
+        context: SessionContext,
         skills: Skills,
         judge: PolicyCheck,
         *,
@@ -63,21 +63,21 @@ class SessionManager:
         pool: PoolFolder | None = None,
     ) -> None:
         """`count` gets the record of every ended call; without `pool` none is started early."""
-        self._context = rooms
+        self._context = context
         self._skills = skills
         self._pool_folder = pool
         # Where the sandboxes live, and how they reach allowed hosts.
-        self.backend: BackendName = rooms.backend.name
-        self.egress = rooms.egress
-        self._cleaning = Cleaner(rooms, self._own_chats)
-        self._reaper = Reaper(self._open_holds, self._cleaning, rooms.settings)
+        self.backend: BackendName = context.backend.name
+        self.egress = context.egress
+        self._cleaning = Cleaner(context, self._own_chats)
+        self._reaper = Reaper(self._open_holds, self._cleaning, context.settings)
         self._judge = judge
         self.approvals = judge.approvals
-        self._gate = Gate(self._hold, skills.check_call, judge, rooms.audit, count)
+        self._gate = Gate(self._hold, skills.check_call, judge, context.audit, count)
         self._handing_over = self._entered = False
         self._tasks = anyio.create_task_group()
         self._closed = anyio.Event()
-        # A hold lives as long as a session refers to it or its sandbox is open (then it has a
+        # It lives as long as a session refers to it or its sandbox is open (then it has a
         # slot): so a chat never has two, and an unused one takes no memory.
         self._holds: WeakValueDictionary[ChatId, ChatSandbox] = WeakValueDictionary()
 
@@ -86,13 +86,13 @@ class SessionManager:
         with anyio.CancelScope(shield=True):
             # A cancellation here would leave the entered group without its exit.
             tasks: TaskGroup = await self._tasks.start(self._host)
-        rooms, folder = self._context, self._pool_folder
-        rooms.tasks, self._entered = tasks, True
+        context, folder = self._context, self._pool_folder
+        context.tasks, self._entered = tasks, True
         if folder:
-            rooms.pool = WarmPool(
-                rooms.backend, folder, rooms.settings, tasks, free=lambda: rooms.capacity.free
+            context.pool = WarmPool(
+                context.backend, folder, context.settings, tasks, free=lambda: context.capacity.free
             )
-            rooms.pool.start()
+            context.pool.start()
         tasks.start_soon(self._reaper.run)
         tasks.start_soon(self._look_at_others)
         return self

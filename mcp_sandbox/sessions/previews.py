@@ -40,10 +40,10 @@ class _RefusedError(Exception):
 class Previews:
     """The previews of one chat. They end with its sandbox and with this server."""
 
-    def __init__(self, chat: ChatId, gate: Gate, rooms: SessionContext) -> None:
+    def __init__(self, chat: ChatId, gate: Gate, context: SessionContext) -> None:
         self._chat = chat
         self._gate = gate
-        self._rooms = rooms
+        self._context = context
 
     async def open(self, port: int, *, wait_s: float = 20.0) -> str:
         """Return the address of what listens on `port`; it is the same while this server lives.
@@ -53,7 +53,7 @@ class Previews:
             NotPermitted: previews are switched off.
             Busy: the chat has too many.
         """
-        if not self._rooms.settings.previews:
+        if not self._context.settings.previews:
             raise errors.NotPermitted("previews are switched off here (previews.enabled)")
         async with self._gate.enter(Action(self._chat, "preview", {"port": port})) as entered:
             await entered.runtime.processes.dial(port, wait_s=wait_s)
@@ -64,7 +64,7 @@ class Previews:
             return opened.get(port) or self._start(port, entered.held)
 
     def _start(self, port: int, held: OpenSandbox) -> str:
-        names = self._rooms.addresses
+        names = self._context.addresses
         name, wanted = names.get((self._chat, port), ("", 0))
         try:
             listening, taken = _listen(wanted)
@@ -75,7 +75,7 @@ class Previews:
         number = listening.getsockname()[1]
         names[self._chat, port] = name, number
         preview = _Preview(self._chat, port, name, self._gate)
-        self._rooms.tasks.start_soon(preview.serve, listening, taken, held.runtime.wait_broken)
+        self._context.tasks.start_soon(preview.serve, listening, taken, held.runtime.wait_broken)
         held.previews[port] = f"http://{name}:{number}"
         return held.previews[port]
 

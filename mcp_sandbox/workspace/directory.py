@@ -9,8 +9,8 @@ Deleting may stop at any point; the item keeps its name and the next time goes o
 {data root}/sandbox/workspace/{user}/chat-{chat}/   0700, the sandbox user's
                         home/{user}/chat-{chat}/        0700, the sandbox user's
                         project/{user}/chat-{chat}/     0700, the sandbox user's, see projects
-                        skills/{user}/chat-{chat}/      0700, the server's own; see skills.pins
-                        alias/{digest}/                 read-only links, see aliases
+                        skills/{user}/chat-{chat}/      0700, the server's own; see skill_pins
+                        alias/{digest}/                 read-only links, see layout
                         trash/{time}-{random}/
                         pool/                           trees that wait for a chat, see pool
 

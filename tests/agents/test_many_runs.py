@@ -10,7 +10,7 @@ import pytest
 from anyio.abc import ByteStream
 
 from mcp_sandbox.agents.events import Completion, Event, Progress, Text
-from mcp_sandbox.agents.executor import ModelAccess
+from mcp_sandbox.agents.executors.base import ModelAccess
 from mcp_sandbox.agents.executors.claude import Claude
 from mcp_sandbox.agents.run import Agent, Tell
 from mcp_sandbox.app.chats import open_manager

@@ -20,7 +20,7 @@ from anyio import to_thread
 
 from mcp_sandbox.agents.assistants import read_assistant
 from mcp_sandbox.agents.events import Completion, Event, Notice, Started, Text, Unknown
-from mcp_sandbox.agents.executor import ModelAccess
+from mcp_sandbox.agents.executors.base import ModelAccess
 from mcp_sandbox.agents.executors.claude import Claude
 from mcp_sandbox.agents.run import Agent, Tell
 from mcp_sandbox.app.chats import open_manager

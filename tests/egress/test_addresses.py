@@ -97,11 +97,10 @@ async def test_a_private_rule_reaches_them() -> None:
 
 LOOK_UP = """
 import sys, anyio
-from mcp_sandbox.egress.targets import addresses_of
-from mcp_sandbox.egress.targets import RefusedError, target_of
+from mcp_sandbox.egress.targets import RefusedError, parse_target, resolve_addresses
 for word in sys.argv[1:]:
     try:
-        print(anyio.run(lambda: addresses_of(target_of(word.encode()), private=False)))
+        print(anyio.run(lambda: resolve_addresses(parse_target(word.encode()), private=False)))
     except RefusedError as exc:
         print(exc.verdict)
 """

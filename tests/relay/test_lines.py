@@ -100,7 +100,7 @@ def test_true_is_no_id_and_blank_lines_are_no_messages() -> None:
 
 
 def test_start_of_the_relay_loads_nothing_slow() -> None:
-    code = "import sys, mcp_sandbox.relay.command; print(*sys.modules)"
+    code = "import sys, mcp_sandbox.relay.connect; print(*sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True
     )

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from mcp_sandbox.agents.executor import Executor
+from mcp_sandbox.agents.executors.base import Executor
 from mcp_sandbox.agents.executors.claude import Claude
 from mcp_sandbox.agents.executors.codex import Codex
 from mcp_sandbox.agents.executors.direct import Direct

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from mcp_sandbox.agents import events as told
-from mcp_sandbox.agents.executor import ModelAccess, Program, Run, Word
+from mcp_sandbox.agents.executors.base import ModelAccess, Program, Run, Word
 from mcp_sandbox.agents.messages import PromptInput
 from mcp_sandbox.errors import InvalidArgument
 

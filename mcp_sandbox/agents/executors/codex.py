@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, ClassVar
 
 from mcp_sandbox.agents import events as told
-from mcp_sandbox.agents.executor import Program, Run, Word
+from mcp_sandbox.agents.executors.base import Program, Run, Word
 from mcp_sandbox.agents.messages import PromptInput
 
 # A conversation that may be resumed has a home of its own, where it is the last one.

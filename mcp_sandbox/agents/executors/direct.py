@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from mcp_sandbox.agents import events as told
-from mcp_sandbox.agents.executor import Program, Run
+from mcp_sandbox.agents.executors.base import Program, Run
 from mcp_sandbox.agents.messages import PromptInput
 
 _WHOLE = ("end_turn", "stop_sequence", "stop")

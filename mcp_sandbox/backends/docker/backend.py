@@ -57,7 +57,7 @@ from mcp_sandbox.models import (
     SandboxInfo,
     SandboxSpec,
 )
-from mcp_sandbox.runner.workers.interpreter import is_steered
+from mcp_sandbox.runner.workers.fork_server import is_steered
 
 _START_S = 60.0
 _LOOK_S = 2.0

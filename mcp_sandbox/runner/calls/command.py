@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from mcp_sandbox.runner.kernel.loop import Loop, Timer
     from mcp_sandbox.runner.wire.connection import Reply
-    from mcp_sandbox.runner.workers.interpreter import Notebook, WorkerHandle
+    from mcp_sandbox.runner.workers.fork_server import Notebook, WorkerHandle
     from mcp_sandbox.runner.workers.notebooks import Notebooks
     from mcp_sandbox.runner.workers.pool import Pool
     from mcp_sandbox.runner.workers.warm_shell import WarmShell

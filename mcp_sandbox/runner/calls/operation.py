@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from mcp_sandbox.runner.kernel.loop import Loop
     from mcp_sandbox.runner.wire.connection import Reply
-    from mcp_sandbox.runner.workers.interpreter import WorkerHandle
+    from mcp_sandbox.runner.workers.fork_server import WorkerHandle
     from mcp_sandbox.runner.workers.pool import Pool
 
 # How long a cancelled operation may clean up.

@@ -12,7 +12,7 @@ from mcp_sandbox.runner.kernel import processes
 from mcp_sandbox.runner.kernel.loop import READ
 from mcp_sandbox.runner.kernel.native import make_socket_pair, receive, send, signal
 from mcp_sandbox.runner.wire.protocol import OpError
-from mcp_sandbox.runner.workers.interpreter import Notebook, is_valid_message
+from mcp_sandbox.runner.workers.fork_server import Notebook, is_valid_message
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from mcp_sandbox.runner.kernel.loop import Loop
-    from mcp_sandbox.runner.workers.interpreter import Listener
+    from mcp_sandbox.runner.workers.fork_server import Listener
     from mcp_sandbox.runner.workers.pool import Pool
 
 _MOST = 8

@@ -21,7 +21,7 @@ from mcp_sandbox.runner.kernel.native import (
 )
 from mcp_sandbox.runner.wire.protocol import OpError
 from mcp_sandbox.runner.workers import worker
-from mcp_sandbox.runner.workers.interpreter import (
+from mcp_sandbox.runner.workers.fork_server import (
     PythonForkServer,
     WorkerHandle,
     is_pid,
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from mcp_sandbox.runner.kernel.loop import Loop, Timer
-    from mcp_sandbox.runner.workers.interpreter import Listener, Notebook
+    from mcp_sandbox.runner.workers.fork_server import Listener, Notebook
 
 # An unused interpreter is ended after this long: it costs about 5 MiB.
 _WARM_S = 60.0

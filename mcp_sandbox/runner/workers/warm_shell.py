@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from mcp_sandbox.runner.kernel.loop import Loop
-    from mcp_sandbox.runner.workers.interpreter import Listener, WorkerHandle
+    from mcp_sandbox.runner.workers.fork_server import Listener, WorkerHandle
     from mcp_sandbox.runner.workers.pool import Pool
 
 _CODE = 3

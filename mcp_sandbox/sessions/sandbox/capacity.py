@@ -30,7 +30,7 @@ class _Waiting:
 
 
 class Capacity:
-    """The holds that have a slot, least recently used first, and those that wait for one."""
+    """The chats' sandboxes that have a slot, least recently used first, and those that wait."""
 
     def __init__(self, most: int, *, most_per_user: int, wait_s: float) -> None:
         self._most = most
@@ -56,7 +56,7 @@ class Capacity:
         return list(self._taken)
 
     async def take(self, sandbox: "ChatSandbox") -> None:
-        """Take a slot for `hold` before it opens; others that are not in use are closed for it.
+        """Take a slot for `sandbox` before it opens; others that are not in use are closed for it.
 
         Raises:
             CapacityReached: every open sandbox stayed in use for the longest time of waiting.
@@ -118,7 +118,7 @@ class Capacity:
 
     def _at_limit(self, user: str) -> bool:
         # There may be more than allowed: those that were adopted.
-        return Counter(hold.user for hold in self._taken)[user] >= self._most_per_user
+        return Counter(sandbox.user for sandbox in self._taken)[user] >= self._most_per_user
 
     def _is_first(self, waiting: _Waiting) -> bool:
         of_user = (one for one in self._queue if one.sandbox.user == waiting.sandbox.user)
@@ -128,7 +128,9 @@ class Capacity:
         self._queue.remove(waiting)
         self._taken[waiting.sandbox] = None
         self._count += 1
-        present = {hold.user for hold in self._taken} | {one.sandbox.user for one in self._queue}
+        present = {sandbox.user for sandbox in self._taken} | {
+            one.sandbox.user for one in self._queue
+        }
         served = {**self._served, waiting.sandbox.user: self._count}
         self._served = {user: when for user, when in served.items() if user in present}
         waiting.granted = True
@@ -136,15 +138,15 @@ class Capacity:
 
     async def _make_room(self, waiting: _Waiting) -> None:
         """Close sandboxes that are not in use, one after the other, until a slot is granted."""
-        for hold in self.list_taken():
+        for sandbox in self.list_taken():
             if waiting.granted:
                 return
-            if self._may_close(hold, waiting.sandbox.user):
-                self._closing.add(hold)
+            if self._may_close(sandbox, waiting.sandbox.user):
+                self._closing.add(sandbox)
                 try:
-                    await hold.release_if_idle(at_once=True)
+                    await sandbox.release_if_idle(at_once=True)
                 finally:
-                    self._closing.discard(hold)
+                    self._closing.discard(sandbox)
 
     def _may_close(self, sandbox: "ChatSandbox", user: str) -> bool:
         if sandbox.is_busy or sandbox in self._closing or sandbox not in self._taken:

@@ -1,4 +1,4 @@
-"""What all holds of one manager share, and the open sandbox that one of them has.
+"""What all chats' sandboxes of one manager share, and what an open one has.
 
 Each open sandbox has a guard, which keeps its chat to the limits on disk, also between calls.
 """
@@ -64,7 +64,7 @@ _LIMITS = {
 
 @dataclass
 class SessionContext:
-    """What every hold of one manager shares; `tasks` and `pool` are set while that is open.
+    """What chats' sandboxes of one manager share; `tasks` and `pool` are set while that is open.
 
     `addresses`: name and port of each preview so far. `egress` leads to allowed hosts, if any.
     """

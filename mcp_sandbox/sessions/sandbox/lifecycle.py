@@ -84,21 +84,21 @@ class SandboxLifecycle:
 
     async def acquire(self) -> OpenSandbox:
         """Find the chat's sandbox, or make one; the caller sets its guard."""
-        rooms = self._context
-        record = await rooms.records.get(self._chat)
+        context = self._context
+        record = await context.records.get(self._chat)
         # A record without a backend may hold grants from before the first sandbox.
         lived = record is not None and record.backend is not None
-        is_new = not lived and not await rooms.workspaces.exist(self._chat)
+        is_new = not lived and not await context.workspaces.exist(self._chat)
         self._settle(record, is_new=is_new)
-        shown = await rooms.projects.show(self._chat)
+        shown = await context.projects.show(self._chat)
         may_adopt = is_new and not shown.mounts and not record
-        opened = await rooms.pool.adopt(self._chat) if rooms.pool and may_adopt else None
+        opened = await context.pool.adopt(self._chat) if context.pool and may_adopt else None
         news = ""
         if opened is None:
             wanted = await self._wanted(shown, record)
             # A sandbox of a chat that never had one need not be looked for.
             opened, news = (None, "") if is_new else await self._find(wanted, record)
-            with rooms.pool.foreground() if rooms.pool else nullcontext():
+            with context.pool.foreground() if context.pool else nullcontext():
                 opened = opened or await self._make(wanted)
         return await self._remember(opened, shown, record, news)
 
@@ -130,18 +130,18 @@ class SandboxLifecycle:
         self, opened: Connected, shown: ProjectView, record: ChatRecord | None, news: str = ""
     ) -> OpenSandbox:
         """Note in the chat's record which sandbox it has; if that fails, the labels still tell."""
-        rooms, now, (sandbox, runtime) = self._context, self._context.use_times.clock(), opened
+        context, now, (sandbox, runtime) = self._context, self._context.use_times.clock(), opened
         before = record or ChatRecord(self._chat, None, created_s=now.wall_s, used_s=now.wall_s)
         bound = replace(
             before,
-            backend=rooms.backend.name,
+            backend=context.backend.name,
             sandbox_id=sandbox.id,
             image=sandbox.facts.image,
             spec=sandbox.labels.get(SPEC, ""),
         )
         if bound != record:
             try:
-                await rooms.records.put(replace(bound, used_s=max(bound.used_s, now.wall_s)))
+                await context.records.put(replace(bound, used_s=max(bound.used_s, now.wall_s)))
             except StorageUnavailable as exc:
                 logger.warning("chat %s: its sandbox could not be noted: %s", self._chat, exc)
         return OpenSandbox(sandbox, runtime, shown, started_s(sandbox.labels, now.steady_s), news)
@@ -188,18 +188,18 @@ class SandboxLifecycle:
 
         Remove too one that the chat's record names and that has lost its labels.
         """
-        rooms = self._context
+        context = self._context
         try:
-            sandbox = await rooms.backend.attach(sandbox_id)
+            sandbox = await context.backend.attach(sandbox_id)
             labelled = find_chat_label(sandbox.labels)
             if labelled == self._chat:
-                return sandbox, await connect(sandbox, directories, rooms.tasks, rooms.settings)
+                return sandbox, await connect(sandbox, directories, context.tasks, context.settings)
         except SandboxGone as exc:
             logger.info("chat %s: removing sandbox %s: %s", self._chat, sandbox_id, exc)
         else:
             if labelled or not is_noted:
                 return None
-        await rooms.backend.destroy(sandbox_id)
+        await context.backend.destroy(sandbox_id)
         return None
 
     async def renew(self, held: OpenSandbox) -> str | None:
@@ -247,24 +247,24 @@ class SandboxLifecycle:
         )
 
     async def _make(self, wanted: DesiredSandbox) -> Connected:
-        rooms = self._context
-        sandbox = await rooms.backend.create(wanted.spec)
+        context = self._context
+        sandbox = await context.backend.create(wanted.spec)
         try:
-            runtime = await connect(sandbox, wanted.directories, rooms.tasks, rooms.settings)
+            runtime = await connect(sandbox, wanted.directories, context.tasks, context.settings)
         except SandboxGone as exc:
             try:
                 ending = await sandbox.ending(within_s=_DYING_S)
             finally:
-                await rooms.backend.destroy(sandbox.id)
+                await context.backend.destroy(sandbox.id)
             why = describe_death(ending, wanted.spec.limits) if ending else str(exc)
             raise SandboxGone(f"the sandbox ended as soon as it was started: {why}") from exc
         except BaseException:
-            await rooms.backend.destroy(sandbox.id)
+            await context.backend.destroy(sandbox.id)
             raise
         if wanted.has_project_of(runtime):
             return sandbox, runtime
         await runtime.aclose()
-        await rooms.backend.destroy(sandbox.id)
+        await context.backend.destroy(sandbox.id)
         raise SandboxGone(
             "the user's folder was replaced while the sandbox was made, which was then removed "
             "before anything ran in it: call again"

@@ -1,4 +1,4 @@
-"""Workers and the warm interpreter as pid 1 sees them; `worker` and `python` are the inside."""
+"""Workers and the warm interpreter as pid 1 sees them; inside: `worker`, `python_worker`."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def reach_daemon(place: DaemonAddress, *, replace: bool = False) -> DaemonLink:
         if not (replace and place.may_start and link.version != place.version):
             return link
         link.close()
-    from mcp_sandbox.relay.starting import start
+    from mcp_sandbox.relay.start_daemon import start
 
     return start(place, replace=replace)
 
