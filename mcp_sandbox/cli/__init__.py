@@ -1,5 +1,11 @@
 """The command line: argv -> configuration -> one call. Knows no rooms, only what to start.
 
+    serve, control           servers, and what is asked of the daemon about itself and chats
+    setup                    `init`, `images`, `token`
+    shell, cp                a terminal in a sandbox, files in and out
+    agent, approvals, audit, egress, policy, skills/    the groups of these names
+    options                  what several commands share
+
 stdout carries results only; everything else goes to stderr. Exit codes: 0 done, 1 failed,
 2 wrong usage, 3 no daemon runs.
 """

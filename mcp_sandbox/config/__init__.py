@@ -1,5 +1,9 @@
 """What an operator can set, and where each value came from.
 
+    sections       every setting with its help, one section per room
+    sources        puts them together and tells what is wrong; `units` reads `512m`, `1h30m`
+    environment    what is read from the process environment
+
 Defaults lie under a YAML file, the file under `MCP_SANDBOX_*` environment variables (sections
 joined by two underscores), and these under command-line flags. This room is the only reader of
 the process environment. Another room gets its own section, never the whole `Config`.

@@ -52,7 +52,7 @@ def reach_daemon(place: DaemonAddress, *, replace: bool = False) -> DaemonLink:
     With `replace` one of another version is handed over. Only a relay that starts does that, so
     that relays of two versions cannot go on replacing each other's daemon.
 
-    Raises Unavailable: there is none, and none could be started.
+    Raises DaemonUnavailable: there is none, and none could be started.
     """
     try:
         link = dial(place)
@@ -80,5 +80,5 @@ def _head_start(link: DaemonLink) -> bytes:
     try:
         link.send_all(data[: data.rfind(b"\n") + 1])
     except OSError:
-        return data  # The daemon has gone: Copying sees that and answers.
+        return data  # The daemon has gone: `LineRelay` sees that and answers.
     return data

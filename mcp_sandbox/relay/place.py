@@ -107,7 +107,7 @@ def dial(place: DaemonAddress, greeting: bytes | None = None) -> DaemonLink:
 
     Raises:
         NotRunning: no daemon listens there, or ended just now.
-        Unavailable: it cannot be reached, is not ours, or refuses us.
+        DaemonUnavailable: it cannot be reached, is not ours, or refuses us.
     """
     link = DaemonLink(AF_UNIX, SOCK_STREAM)
     try:

@@ -32,7 +32,7 @@ def start(place: DaemonAddress, *, replace: bool) -> DaemonLink:
 
     With `replace` a running one of another version is asked to leave first.
 
-    Raises Unavailable: it did not start; the message quotes its log.
+    Raises DaemonUnavailable: it did not start; the message quotes its log.
     """
     try:
         os.makedirs(os.path.dirname(place.socket), mode=0o700, exist_ok=True)
@@ -88,7 +88,7 @@ def _running(place: DaemonAddress, *, replace: bool) -> DaemonLink | None:
 
 
 def _hand_over(place: DaemonAddress) -> None:
-    """Ask a daemon to leave its place. Raises Unavailable if it does not.
+    """Ask a daemon to leave its place. Raises DaemonUnavailable if it does not.
 
     It has closed its door and released its lock when it says that it has done so. It ends by
     itself when what runs has finished, and leaves its sandboxes to the next.

@@ -152,7 +152,7 @@ def split(data: bytes, *, cut: bool = False) -> SplitDocument:
 def text(parts: SplitDocument) -> str:
     """Return the YAML of the front matter as text whose lines end in line feeds.
 
-    Raises Refused: there is none, it is too long, or it is not UTF-8.
+    Raises InvalidFrontMatter: there is none, it is too long, or it is not UTF-8.
     """
     if parts.missing is not None:
         raise InvalidFrontMatter(parts.missing)
@@ -170,7 +170,7 @@ def text(parts: SplitDocument) -> str:
 def read_with_repairs(source: str, line: int = 1) -> Fields:
     """Read a text that begins in that line, with values in quotes only if it is no YAML as it is.
 
-    Raises Refused: quotes do not help; the diagnostic is about the original text.
+    Raises InvalidFrontMatter: quotes do not help; the diagnostic is about the original text.
     """
     try:
         return read(source, line)
@@ -186,7 +186,7 @@ def read(source: str, line: int = 1) -> Fields:
     """Return what the YAML text `source` says, whose first line is line `line` of its file.
 
     Raises:
-        Refused: it is not YAML, not a mapping, or has what is not read here.
+        InvalidFrontMatter: it is not YAML, not a mapping, or has what is not read here.
         OperatorError: PyYAML was built without its C library.
     """
     handler = _Strict(line)

@@ -363,7 +363,7 @@ class RootScanner:
         return further
 
     def _leads_to_a_folder(self, item: _Item) -> bool:
-        """Return whether a link does. Raises Refused, without a look at it, in untrusted roots."""
+        """Return whether a link does. In untrusted roots it raises LinkEscapes unread."""
         if not self._root.trusted:
             raise LinkEscapes
         try:

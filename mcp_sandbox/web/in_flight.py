@@ -168,7 +168,7 @@ class InFlight:
     async def serve(self, entry: OpenRequest, app: ASGIApp, scope: Scope, receive: Receive) -> None:
         """Let the application answer a request, until it has or is told to end.
 
-        Raises Refused: it was ended before an answer began.
+        Raises RequestRefused: it was ended before an answer began.
         """
         if self._draining:
             raise _shutting_down()

@@ -1,14 +1,15 @@
 """What survives every sandbox: the trees of a chat on the host.
 
 The data root holds, for each chat, a *workspace* (mounted at /workspace) and a *home* (mounted at
-the sandbox user's home). `directory.Workspaces` is the entry point; layout makes and checks the
-directories, beneath and walk access them safely, meter measures, trash and retention remove,
-aliases adds paths, projects and project_copy show a user's folder, pool holds trees of warm ones.
+the sandbox user's home). `directory.Workspaces` is the entry point, and has the trash; layout
+makes and checks the directories and adds paths, beneath and walk access them safely, meter
+measures, retention removes, projects and project_copy show a user's folder, pool holds trees of
+warm sandboxes.
 
 Everything below a workspace is hostile: names, types, links, depth, and all of it may change
 between two system calls. So host code never hands a path below a workspace to the kernel as one
 string; `beneath` opens by directory file descriptor and refuses what leads outside. For the same
-reason nothing below a workspace is ever the source of a mount (see `aliases`).
+reason nothing below a workspace is ever the source of a mount (see `layout`).
 
 It knows no sandboxes, no backends and no tools, and never reads or executes a chat's files.
 """

@@ -6,13 +6,14 @@ back by moving it out.
 
 Deleting may stop at any point; the item keeps its name and the next time goes on.
 
-{data root}/sandbox/workspace/{user}/chat-{chat}/   0700, the sandbox user's
-                        home/{user}/chat-{chat}/        0700, the sandbox user's
-                        project/{user}/chat-{chat}/     0700, the sandbox user's, see projects
-                        skills/{user}/chat-{chat}/      0700, the server's own; see skill_pins
-                        alias/{digest}/                 read-only links, see layout
-                        trash/{time}-{random}/
-                        pool/                           trees that wait for a chat, see pool
+    {data root}/sandbox/
+        workspace/{user}/chat-{chat}/   0700, the sandbox user's
+        home/{user}/chat-{chat}/        0700, the sandbox user's
+        project/{user}/chat-{chat}/     0700, the sandbox user's, see projects
+        skills/{user}/chat-{chat}/      0700, the server's own; see sessions.skill_pins
+        alias/{digest}/                 read-only links, see layout
+        trash/{time}-{random}/
+        pool/                           trees that wait for a chat, see pool
 
 Everything above a chat's trees is 0700 and the server's own.
 """
@@ -37,7 +38,6 @@ from mcp_sandbox.durable import closing_fd
 from mcp_sandbox.errors import InvalidArgument, StorageUnavailable
 from mcp_sandbox.models import ChatId, Mount
 from mcp_sandbox.workspace import layout
-from mcp_sandbox.workspace import layout as aliases
 from mcp_sandbox.workspace.beneath import create_file, make_directory, open_directory, open_file
 from mcp_sandbox.workspace.meter import (
     Checkpoint,
@@ -283,7 +283,7 @@ class Workspaces:
         With `skills`, sandboxes see them.
         """
         self.data_root = data_root
-        aliases.parse_aliases(settings.aliases if settings else ())
+        layout.parse_aliases(settings.aliases if settings else ())
         self._owner = owner
         self._settings = settings or WorkspaceConfig()
         self._skills = skills
@@ -346,7 +346,7 @@ class Workspaces:
             self._tree(stack, sandbox, "home", chat)
             if created and self._settings.subdirectories:
                 layout.seed(workspace, self._owner)
-            planned = aliases.plan(chat, self._settings.aliases)
+            planned = layout.plan(chat, self._settings.aliases)
             layout.make_aliases(sandbox, workspace, planned, self._owner)
             kinds = ["workspace", "home"]
             if self._skills:
@@ -456,11 +456,11 @@ def _allocated_bytes(bin_: int, name: str) -> int:
 
 
 def chat_directories(
-    trees: Mapping[str, Path], inode: int, planned: aliases.AliasPlan, data_root: Path
+    trees: Mapping[str, Path], inode: int, planned: layout.AliasPlan, data_root: Path
 ) -> ChatDirectories:
     """Return what a sandbox on these trees, by kind, is to mount; without skills it sees none."""
     workspace, skills = trees["workspace"], trees.get("skills")
-    mounts = aliases.alias_mounts(planned, workspace, data_root / "sandbox" / "alias")
+    mounts = layout.alias_mounts(planned, workspace, data_root / "sandbox" / "alias")
     shown = (Mount(skills / layout.SHOWN, SHOWN_SKILLS, read_only=True),) if skills else ()
     return ChatDirectories(workspace, trees["home"], inode, mounts, shown)
 

@@ -1,4 +1,4 @@
-"""What is to be known of an agent program to run it; `executors` has a file for each."""
+"""What is to be known of an agent program to run it; `EXECUTORS` of this package lists all."""
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
