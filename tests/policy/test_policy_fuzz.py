@@ -87,7 +87,7 @@ REPEATED = [(language, unit) for language, units in UNITS.items() for unit in un
 @pytest.mark.alone
 @pytest.mark.parametrize(("language", "unit"), REPEATED)
 def test_twice_the_text_takes_hardly_more_than_twice_as_long(language: str, unit: str) -> None:
-    assert is_linear(language, unit, 8_192, 0.1)
+    assert is_linear(language, unit, 8_192, 0.25)
 
 
 @pytest.mark.alone
