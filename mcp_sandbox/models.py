@@ -409,6 +409,20 @@ class MoveResult:
 
 
 @dataclass(frozen=True)
+class Packed:
+    """An archive of a chat's files: its entries, and its size as a stream.
+
+    `filled`: files that shrank while they were read, so that their ends are zeros. `left_out`:
+    what could not be read, or is no file, folder or link.
+    """
+
+    entries: int
+    bytes: int
+    filled: int = 0
+    left_out: int = 0
+
+
+@dataclass(frozen=True)
 class WorkspaceUsage:
     """Allocated bytes; `exact` is False when there was too much to count."""
 

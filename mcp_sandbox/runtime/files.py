@@ -5,7 +5,7 @@ path is text; bytes of a name that are not UTF-8 are lone surrogates in it.
 """
 
 import json
-from collections.abc import AsyncIterable
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -20,6 +20,7 @@ from mcp_sandbox.models import (
     GrepResult,
     Listing,
     MoveResult,
+    Packed,
     WriteResult,
 )
 from mcp_sandbox.runtime.call import CallResult, JsonObject
@@ -32,6 +33,7 @@ _TRANSFER_S = 600.0
 
 _Value = TypeVar("_Value")
 _Row = tuple[str, str, int, float, str | None]
+_ROOTS = ("workspace", "home", "project")
 _ADAPTERS: dict[object, TypeAdapter[Any]] = {}
 _COLUMNS = ("path", "kind", "size", "modified", "target")
 
@@ -128,6 +130,63 @@ class Files:
         """Rename a file, link or directory; only with `overwrite` over an existing one."""
         args = {"source": source, "destination": destination, "overwrite": overwrite}
         return _checked(MoveResult, (await self._call("move", args, timeout_s=_TRANSFER_S)).result)
+
+    async def pack(
+        self,
+        take: Callable[[bytes], Awaitable[None]],
+        *,
+        roots: Sequence[str],
+        leave_out: Sequence[str] = (),
+    ) -> Packed:
+        """Hand a tar stream (PAX) of "workspace", "home" or "project" to `take`.
+
+        `leave_out` are paths in the home. What is mounted in a root is left out, too. The stream
+        is whole once this returns; it has no limit of size or time: `take` may raise.
+        """
+        size = 0
+
+        async def passed_on(_: str, data: bytes) -> None:
+            nonlocal size
+            size += len(data)
+            await take(data)
+
+        args: JsonObject = {"roots": list(roots), "leave_out": list(leave_out)}
+        reply = await self._channel.call("pack", args, timeout_s=float("inf"), sink=passed_on)
+        packed = _checked(Packed, reply.result)
+        _require(packed.bytes == size)
+        return packed
+
+    async def unpack(
+        self,
+        data: AsyncIterable[bytes],
+        *,
+        max_bytes: int,
+        max_entries: int = 1_000_000,
+        roots: Sequence[str] = _ROOTS,
+    ) -> Packed:
+        """Bring a stream of `pack` into its roots once `data` has ended: all of it, or nothing.
+
+        What it has of roots that are not named is passed over. Folders and links that are there
+        stay unless the stream has their names. If `data` raises, nothing has changed.
+
+        Raises:
+            AlreadyExists: there are files in a root.
+            TooLarge: the stream has more bytes or entries.
+            InvalidArgument: it is no such stream, or is damaged.
+        """
+        size = 0
+
+        async def counted() -> AsyncGenerator[bytes]:
+            nonlocal size
+            async for piece in data:
+                size += len(piece)
+                yield piece
+
+        args = {"roots": list(roots), "max_bytes": max_bytes, "max_entries": max_entries}
+        reply = await self._channel.call("unpack", args, body=counted(), timeout_s=float("inf"))
+        packed = _checked(Packed, reply.result)
+        _require(packed.bytes == size)
+        return packed
 
     async def _call(
         self,

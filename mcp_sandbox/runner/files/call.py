@@ -91,7 +91,7 @@ def take(source: Iterable[bytes], limit: int) -> bytes:
     return b"".join(parts)
 
 
-def put(target: int, data: bytes) -> int:
+def put(target: int, data: bytes | bytearray | memoryview) -> int:
     """Write all of `data`; return its size."""
     rest = memoryview(data)
     while rest:
@@ -168,6 +168,13 @@ class OperationCall:
             return default
         return value if isinstance(value, str) else _refuse(name, "text")
 
+    def texts(self, name: str) -> list[str]:
+        """Return a required list of strings."""
+        value = self._args.get(name)
+        if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+            _refuse(name, "a list of texts")
+        return value
+
     def number(self, name: str, default: int, *, low: int = 0, high: int = BIGGEST) -> int:
         """Return a whole number between `low` and `high`; true and false are not numbers."""
         value = self._args.get(name)
@@ -241,7 +248,7 @@ def explained(operation: Callable[[OperationCall], dict[str, Any]]) -> Op:
             # The body has no reader any more: this says nothing about the file.
             raise
         except OSError as exc:
-            named = args.get("path", args.get("source"))
+            named = args.get("path", args.get("source", "the archive"))
             raise explain(exc, named if isinstance(named, str) else "?") from exc
 
     return run

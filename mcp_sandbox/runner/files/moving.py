@@ -113,12 +113,13 @@ def _move_across(source: str, destination: str, *, overwrite: bool) -> None:
         copy_tree(source, draft)
         _rename_here(draft, destination, overwrite=overwrite)
     except BaseException:
-        _remove(draft)
+        remove(draft)
         raise
-    _remove(source)
+    remove(source)
 
 
-def _remove(path: str) -> None:
+def remove(path: str) -> None:
+    """Remove a file, link or tree, if it exists."""
     if not os.path.lexists(path):
         return
     if stat.S_ISDIR(os.lstat(path).st_mode):
@@ -235,10 +236,13 @@ def delete(call: OperationCall) -> dict[str, Any]:
     return {"path": relative(path), "kind": kind_of(found.st_mode), "entries": entries}
 
 
-def remove_tree(path: str) -> int:
-    """Remove a directory with all its content; return the number of entries."""
+def remove_tree(path: str, *, force: bool = False) -> int:
+    """Remove a directory with all its content; return the number of entries.
+
+    With `force` also where modes of directories forbid it.
+    """
     with closing(_above(path)) as descent:
-        removal = _Removal(descent)
+        removal = _Removal(descent, force=force)
         try:
             removal.enter(os.path.basename(path))
             while removal.levels:
@@ -260,14 +264,17 @@ class _Level:
 
 
 class _Removal:
-    def __init__(self, descent: Descent) -> None:
+    def __init__(self, descent: Descent, *, force: bool) -> None:
         self.descent = descent
+        self.force = force
         self.levels: list[_Level] = []
         self.removed = 0
 
     def enter(self, name: str) -> None:
         """Enter a directory and remove everything in it but directories."""
         try:
+            if self.force:
+                os.chmod(name, 0o700, dir_fd=self.descent.fd)
             self.descent.down(name)
         except OSError as exc:
             # Gone or replaced by now: removing the directory above will show what is left.

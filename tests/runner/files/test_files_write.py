@@ -238,7 +238,7 @@ def test_the_runner_alone_imports_without_site_packages(tmp_path: Path) -> None:
     code = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
         "from mcp_sandbox.runner.files.operations import OPS\n"
-        "heavy = {'subprocess', 'difflib', 'pathlib', 'ctypes', 'asyncio'}\n"
+        "heavy = {'subprocess', 'tarfile', 'difflib', 'pathlib', 'ctypes', 'asyncio'}\n"
         "print(len(OPS), sorted(heavy & set(sys.modules)))"
     )
     done = subprocess.run(
@@ -247,7 +247,7 @@ def test_the_runner_alone_imports_without_site_packages(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
     )
-    assert done.stdout == "9 []\n"
+    assert done.stdout == "11 []\n"
 
 
 def interpreters() -> list[str]:
