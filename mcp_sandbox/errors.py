@@ -11,7 +11,7 @@
     ├── OperatorError     a person has to mend something
     │   ├── ConfigError
     │   ├── BackendUnavailable · ImageMissing · InsecureSandbox
-    │   ├── CapacityReached · StorageUnavailable
+    │   ├── CapacityReached · StorageUnavailable · BackupDamaged
     │   ├── AlreadyServed · NoDaemon · Draining
     │   └── SourceUnavailable · UnusableSkill
     └── SandboxGone       the sandbox has died; the next call gets a new one
@@ -117,6 +117,10 @@ class CapacityReached(OperatorError):
 
 class StorageUnavailable(OperatorError):
     """The data directory cannot be used or is out of space."""
+
+
+class BackupDamaged(OperatorError):
+    """A backup is not as it was saved, or not of this chat."""
 
 
 class AlreadyServed(OperatorError):

@@ -16,7 +16,7 @@ from pydantic import (
     model_validator,
 )
 
-from mcp_sandbox.config.environment import PREFIX, default_data_dir, home
+from mcp_sandbox.config.environment import PREFIX, default_data_dir, home, variable
 from mcp_sandbox.config.units import (
     GIB,
     KIB,
@@ -77,6 +77,16 @@ def _service(value: str) -> str:
             "name, password or question"
         )
     return value.rstrip("/")
+
+
+def _endpoint(value: str) -> str:
+    if value and not re.fullmatch(r"https?://([\w.-]+|\[[\da-fA-F:]+\])(:\d{1,5})?/?", value, re.ASCII):
+        raise ValueError("write the object store as https://HOST:PORT, or http:// without TLS")
+    return value.rstrip("/")
+
+
+def _key_source(value: str) -> str:
+    return value if not value or re.fullmatch(r"env:\w+", value) else _source(value)
 
 
 def _schedule(value: str) -> str:
@@ -182,6 +192,42 @@ class ProjectConfig(Section):
     )
     max_size: Size = setting(256 * MIB, "largest project to copy", ge=MIB)
     max_files: int = setting(20_000, "most files and folders to copy", ge=1)
+
+
+class StorageConfig(Section):
+    """An object store (S3) that keeps backups of chats: their workspace and home."""
+
+    endpoint: Annotated[str, AfterValidator(_endpoint)] = setting(
+        "", "address of the object store; empty = S3_ENDPOINT, or no backups if nothing is set here"
+    )
+    bucket: str = setting("", "its bucket, which must exist")
+    region: str = setting("us-east-1", "its region")
+    access_key: Annotated[str, AfterValidator(_key_source)] = setting(
+        "", "where the key's name comes from: file:PATH, env:NAME or command: PROGRAM ARGS"
+    )
+    secret_key: Annotated[str, AfterValidator(_key_source)] = setting("", "and the key itself")
+    prefix: Annotated[str, Field(pattern=r"^([\w-][\w.-]*(/[\w-][\w.-]*)*)?$")] = setting(
+        "mcp-sandbox", "what the names of all objects begin with"
+    )
+    keep: int = setting(5, "backups of a chat that are kept", ge=1, le=1000)
+    max_size: Size = setting(4 * GIB, "largest backup, before it is compressed", ge=MIB)
+    every: Duration = setting(300.0, "a chat in use is saved this often")
+    after: Duration = setting(60.0, "and this long after its last call")
+    leave_out: tuple[str, ...] = setting((".cache",), "folders of the home that are not saved")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _find_endpoint(cls, given: Any) -> Any:  # noqa: ANN401 - what was written
+        if isinstance(given, dict) and given and not given.get("endpoint"):
+            return {**given, "endpoint": variable("S3_ENDPOINT")}  # pyright: ignore[reportUnknownVariableType]
+        return given
+
+    @model_validator(mode="after")
+    def _complete(self) -> "StorageConfig":
+        needed = (self.endpoint, self.bucket, self.access_key, self.secret_key)
+        if any(needed) and not all(needed):
+            raise ValueError("set all of endpoint (or S3_ENDPOINT), bucket, access_key, secret_key")
+        return self
 
 
 class SessionsConfig(Section):
@@ -478,6 +524,7 @@ class Config(Section):
     limits: LimitsConfig = LimitsConfig()
     workspace: WorkspaceConfig = WorkspaceConfig()
     project: ProjectConfig = ProjectConfig()
+    storage: StorageConfig = StorageConfig()
     sessions: SessionsConfig = SessionsConfig()
     pool: PoolConfig = PoolConfig()
     skills: SkillsConfig = SkillsConfig()

@@ -1,0 +1,307 @@
+"""Backups of chats: a compressed stream each, and a manifest, which is what makes it one.
+
+    {prefix}/{user}/{chat}/{epoch}-{time}-{random}.tar.zst    what was packed inside the sandbox
+                          /{epoch}-{time}-{random}.json       written last: its manifest
+            /shared/{user}/{chat}/{sha256}/NAME               a file that a link downloads
+
+Names are in the order in which backups count: by the epoch of the server that saved them, then by
+time. An object without a manifest is what an upload that was cut off has left.
+"""
+
+import hashlib
+import logging
+import secrets
+import sys
+import tempfile
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import IO, Literal
+from urllib.parse import quote
+
+import anyio
+from anyio import to_thread
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from mcp_sandbox import __version__
+from mcp_sandbox.config.sections import StorageConfig
+from mcp_sandbox.config.units import show_size
+from mcp_sandbox.errors import BackupDamaged, SandboxError, StorageUnavailable, TooLarge
+from mcp_sandbox.models import ChatId, Packed
+from mcp_sandbox.storage.objects import ObjectStore
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
+logger = logging.getLogger(__name__)
+
+Take = Callable[[bytes], Awaitable[None]]
+
+_ARCHIVE, _MANIFEST = ".tar.zst", ".json"
+_TIME = "%Y%m%dT%H%M%S.%f"
+_MANIFEST_BYTES = 16 << 10
+# Level 3 looks back 2 MiB; a stream that wants more memory than 8 MiB is none that we made.
+_LEVEL, _WINDOW_LOG = 3, 23
+_PIECE = 1 << 20
+# Less is compressed faster than a thread is found.
+_SMALL = 64 << 10
+# Longer than any upload takes: what is older and has no manifest never gets one.
+_ABANDONED = timedelta(hours=6)
+
+
+@dataclass(frozen=True)
+class Backup:
+    """One backup. `size` is what is stored, `files_bytes` what it unpacks to; `quiet`: nothing ran.
+
+    `key` names it among those of its chat.
+    """
+
+    chat: ChatId
+    key: str
+    epoch: int
+    saved_at: datetime
+    size: int
+    files_bytes: int
+    entries: int
+    quiet: bool
+    sha256: str
+    version: str
+
+
+class _Manifest(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+    format: Literal[1]
+    chat: str
+    key: str
+    epoch: int
+    size: int
+    files_bytes: int
+    entries: int
+    quiet: bool
+    sha256: str
+    version: str
+
+
+class Backups:
+    """The backups of all chats in one bucket.
+
+    Every method may raise StorageUnavailable: the object store cannot be used now.
+    """
+
+    def __init__(self, settings: StorageConfig) -> None:
+        self._settings = settings
+        self._objects = ObjectStore(settings)
+
+    async def save(
+        self, chat: ChatId, epoch: int, pack: Callable[[Take], Awaitable[Packed]], *, quiet: bool
+    ) -> Backup:
+        """Store what `pack` hands over as the newest backup of its epoch.
+
+        Raises TooLarge: it is over `storage.max_size`; else what `pack` raises.
+        """
+        saved_at = datetime.now(UTC)
+        key = f"{epoch:013d}-{saved_at.strftime(_TIME)}-{secrets.token_hex(4)}"
+        upload = _Upload(self._settings.max_size)
+        packed = await upload.run(pack, self._objects, f"{_folder(chat)}/{key}{_ARCHIVE}")
+        manifest = _Manifest(
+            format=1,
+            chat=str(chat),
+            key=key,
+            epoch=epoch,
+            size=upload.size,
+            files_bytes=packed.bytes,
+            entries=packed.entries,
+            quiet=quiet,
+            sha256=upload.digest.hexdigest(),
+            version=__version__,
+        )
+        text = manifest.model_dump_json().encode()
+        await self._objects.put_small(f"{_folder(chat)}/{key}{_MANIFEST}", text)
+        return _backup(chat, manifest)
+
+    async def list(self, chat: ChatId) -> Sequence[Backup]:
+        """Return the chat's backups, the newest first, without those whose manifest is damaged."""
+        names = [each.name for each in await self._objects.list(_folder(chat))]
+        found: list[Backup] = []
+        for key in sorted(_keys(names, _MANIFEST), reverse=True):
+            name = f"{_folder(chat)}/{key}{_MANIFEST}"
+            try:
+                text = await self._objects.get_small(name, _MANIFEST_BYTES)
+                manifest = _Manifest.model_validate_json(text)
+                if (manifest.chat, manifest.key) != (str(chat), key):
+                    raise ValueError("it is of another backup")
+                found.append(_backup(chat, manifest))
+            except (ValidationError, ValueError) as exc:
+                logger.warning("backup %s of chat %s has no usable manifest: %s", key, chat, exc)
+        return found
+
+    async def read(self, backup: Backup) -> AsyncGenerator[bytes]:
+        """Yield the stream that was packed.
+
+        Raises BackupDamaged: it is not what was saved. What came before is not to be kept then.
+        """
+        unpacker = zstd.ZstdDecompressor(
+            options={zstd.DecompressionParameter.window_log_max: _WINDOW_LOG}
+        )
+        digest, size, unpacked = hashlib.sha256(), 0, 0
+        stored = self._objects.get(_folder(backup.chat) + f"/{backup.key}{_ARCHIVE}", backup.size)
+        async with aclosing(stored) as pieces:
+            async for piece in pieces:
+                size += len(piece)
+                await to_thread.run_sync(digest.update, piece)
+                data = piece
+                while not unpacker.eof and (data or not unpacker.needs_input):
+                    try:
+                        out = await to_thread.run_sync(unpacker.decompress, data, _PIECE)
+                    except zstd.ZstdError as exc:
+                        raise BackupDamaged(f"it cannot be decompressed: {exc}") from exc
+                    data, unpacked = b"", unpacked + len(out)
+                    if unpacked > self._settings.max_size:
+                        raise BackupDamaged("it unpacks to more than storage.max_size")
+                    if out:
+                        yield out
+        is_whole = unpacker.eof and not unpacker.unused_data and size == backup.size
+        if not (is_whole and digest.hexdigest() == backup.sha256):
+            raise BackupDamaged("what is stored is not what was saved")
+
+    async def prune(self, chat: ChatId) -> None:
+        """Remove all but the newest backups, and what uploads that were cut off have left."""
+        objects = await self._objects.list(_folder(chat))
+        names = [each.name for each in objects]
+        known = sorted(_keys(names, _MANIFEST), reverse=True)
+        old, kept = known[self._settings.keep :], set(known)
+        before = datetime.now(UTC) - _ABANDONED
+        late = {each.name for each in objects if each.modified_at < before}
+        left = [
+            name
+            for key in _keys(names, _ARCHIVE)
+            if key not in kept and (name := f"{_folder(chat)}/{key}{_ARCHIVE}") in late
+        ]
+        # The manifest first: what is left of a removal that is cut off is no backup any more.
+        gone = [f"{_folder(chat)}/{key}{end}" for key in old for end in (_MANIFEST, _ARCHIVE)]
+        await self._objects.delete([*gone, *left])
+
+    async def remove(self, chat: ChatId) -> None:
+        """Remove all backups and shared files of a chat."""
+        for folder in (_folder(chat), f"shared/{_folder(chat)}"):
+            names = [each.name for each in await self._objects.list(folder)]
+            # In the order of names a manifest goes before its archive.
+            await self._objects.delete(sorted(names))
+
+    async def share(
+        self, chat: ChatId, name: str, data: AsyncIterable[bytes], *, expires_s: float
+    ) -> str:
+        """Store a file; return a URL by which anybody who has it downloads it, for so long."""
+        shown = quote(name.encode("utf-8", "replace"), safe="")
+        with tempfile.TemporaryFile() as spool:
+            digest = hashlib.sha256()
+            async for piece in data:
+                digest.update(piece)
+                await to_thread.run_sync(spool.write, piece)
+            place = shown if shown.strip(".") else "file"
+            key = f"shared/{_folder(chat)}/{digest.hexdigest()}/{place}"
+            spool.seek(0)
+            await self._objects.put(key, _read(spool), shown_as=shown)
+        return await self._objects.sign(key, expires_s)
+
+    async def check(self) -> None:
+        """Write, read, list and remove a small object; raises StorageUnavailable with the cause."""
+        name = f"check/{secrets.token_hex(8)}"
+        await self._objects.put_small(name, b"ok")
+        try:
+            if await self._objects.get_small(name, 2) != b"ok" or not await self._objects.list(
+                "check"
+            ):
+                raise StorageUnavailable(
+                    "the object store does not return what was stored: is storage.endpoint S3?"
+                )
+        finally:
+            await self._objects.delete([name])
+
+
+class _Upload:
+    """Compresses what is packed and stores it meanwhile; `size` and `digest` are of the stored."""
+
+    def __init__(self, max_size: int) -> None:
+        self.size = 0
+        self.digest = hashlib.sha256()
+        self._unpacked, self._max_size = 0, max_size
+        self._packer = zstd.ZstdCompressor(level=_LEVEL)
+        self._send, self._receive = anyio.create_memory_object_stream[bytes](1)
+        self._is_whole = False
+        self._failed: StorageUnavailable | None = None
+
+    async def run(
+        self, pack: Callable[[Take], Awaitable[Packed]], objects: ObjectStore, name: str
+    ) -> Packed:
+        async def store() -> None:
+            try:
+                await objects.put(name, self._pieces())
+            except StorageUnavailable as exc:
+                self._failed = exc
+            finally:
+                self._receive.close()
+
+        problem: Exception | None = None
+        packed: Packed | None = None
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(store)
+            try:
+                packed = await pack(self._take)
+                await self._put(self._packer.flush())
+                self._is_whole = True
+            except (SandboxError, anyio.BrokenResourceError) as exc:
+                # Raised below, once the upload has ended.
+                problem = exc
+            self._send.close()
+        if self._failed and (problem is None or isinstance(problem, anyio.BrokenResourceError)):
+            raise self._failed
+        if problem or packed is None:
+            raise problem or RuntimeError
+        return packed
+
+    async def _take(self, data: bytes) -> None:
+        self._unpacked += len(data)
+        if self._unpacked > self._max_size:
+            raise TooLarge(
+                f"the files of the chat are over storage.max_size ({show_size(self._max_size)}), "
+                "so they are not saved: remove some, or have the operator allow more"
+            )
+        pack = self._packer.compress
+        await self._put(pack(data) if len(data) < _SMALL else await to_thread.run_sync(pack, data))
+
+    async def _put(self, data: bytes) -> None:
+        if data:
+            self.size += len(data)
+            self.digest.update(data)
+            await self._send.send(data)
+
+    async def _pieces(self) -> AsyncGenerator[bytes]:
+        async for piece in self._receive:
+            yield piece
+        if not self._is_whole:
+            # The library gives up the upload when its source fails.
+            raise OSError("it was not packed to its end")
+
+
+def _folder(chat: ChatId) -> str:
+    return f"{chat.user}/{chat.chat}"
+
+
+def _keys(names: Iterable[str], end: str) -> list[str]:
+    return [name.rpartition("/")[2].removesuffix(end) for name in names if name.endswith(end)]
+
+
+def _backup(chat: ChatId, manifest: _Manifest) -> Backup:
+    when = datetime.strptime(manifest.key.split("-")[1], _TIME).replace(tzinfo=UTC)
+    fields = manifest.model_dump(exclude={"format", "chat"})
+    return Backup(chat=chat, saved_at=when, **fields)
+
+
+async def _read(file: IO[bytes]) -> AsyncGenerator[bytes]:
+    while piece := await to_thread.run_sync(file.read, _PIECE):
+        yield piece

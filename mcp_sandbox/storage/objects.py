@@ -1,0 +1,194 @@
+"""One bucket of an object store: put, get, list, delete, sign.
+
+A server that refuses fails within a second, one that hangs within the limits below. Whatever the
+library raises becomes StorageUnavailable here, with what to do.
+"""
+
+from collections.abc import AsyncGenerator, AsyncIterable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+import anyio
+import obstore
+from obstore.exceptions import BaseError
+from obstore.store import S3Store
+
+from mcp_sandbox.config.environment import variable
+from mcp_sandbox.config.sections import StorageConfig
+from mcp_sandbox.egress.secrets import SecretSource
+from mcp_sandbox.egress.targets import RefusedError
+from mcp_sandbox.errors import ConfigError, StorageUnavailable
+
+# The smallest part that S3 takes; 10,000 of them are 48 GiB. Four are under way at most.
+_PART = 5 << 20
+_AT_ONCE = 4
+_ANSWER_S = 5.0
+# One part, over a line of 250 kB/s.
+_PART_S = 20.0
+# Codes of S3 in an error's text, and what each means.
+_CAUSES = {
+    "InvalidAccessKeyId": "it does not know storage.access_key: correct it",
+    "SignatureDoesNotMatch": "storage.secret_key is not that of storage.access_key: correct it",
+    "RequestTimeTooSkewed": "this machine's clock differs from its clock: set it",
+    "NoSuchBucket": "it has no bucket storage.bucket ({bucket}): create it there",
+    "AccessDenied": "storage.access_key may not use the bucket {bucket}: allow it there",
+    "403": "it refuses storage.access_key, or may not let it use the bucket {bucket}",
+    "sending request": "it does not answer: check storage.endpoint and the network",
+}
+
+
+@dataclass(frozen=True)
+class StoredObject:
+    """One object of the bucket, by its name below the prefix."""
+
+    name: str
+    size: int
+    modified_at: datetime
+
+
+class ObjectStore:
+    """The configured bucket; names are below the configured prefix.
+
+    Every method raises StorageUnavailable: it cannot be used now; the message says why.
+    """
+
+    def __init__(self, settings: StorageConfig) -> None:
+        """Raise ConfigError: a source of the keys cannot be understood."""
+        self._settings = settings
+        self._store: S3Store | None = None
+        try:
+            self._keys = [_KeySource(settings.access_key), _KeySource(settings.secret_key)]
+        except ValueError as exc:
+            raise ConfigError(f"storage: a key's command cannot be understood: {exc}") from None
+
+    async def put(self, name: str, data: AsyncIterable[bytes], *, shown_as: str = "") -> None:
+        """Store what the iterable gives; where that raises, nothing is stored.
+
+        `shown_as`: a browser downloads it under this name (as Content-Disposition has it).
+        """
+        kind = f"attachment; filename*=UTF-8''{shown_as}" if shown_as else ""
+        attributes = {"Content-Disposition": kind} if kind else None
+        with self._translated(None):
+            await obstore.put_async(
+                await self._opened(),
+                name,
+                aiter(data),
+                attributes=attributes,  # pyright: ignore[reportArgumentType]
+                use_multipart=True,
+                chunk_size=_PART,
+                max_concurrency=_AT_ONCE,
+            )
+
+    async def put_small(self, name: str, data: bytes) -> None:
+        """Store a small object in one request."""
+        with self._translated(_ANSWER_S):
+            await obstore.put_async(await self._opened(), name, data, use_multipart=False)
+
+    async def get_small(self, name: str, most: int) -> bytes:
+        """Return the first `most` bytes of an object; b"" if there is none."""
+        with self._translated(_ANSWER_S):
+            try:
+                opened = await self._opened()
+                return bytes(await obstore.get_range_async(opened, name, start=0, length=most))
+            except FileNotFoundError:
+                return b""
+
+    async def get(self, name: str, size: int) -> AsyncGenerator[bytes]:
+        """Yield an object of `size` bytes, or what there is of it."""
+        for start in range(0, size, _PART):
+            with self._translated(_PART_S):
+                store, length = await self._opened(), min(_PART, size - start)
+                data = bytes(
+                    await obstore.get_range_async(store, name, start=start, length=length)
+                )
+            yield data
+            if len(data) < length:
+                return
+
+    async def list(self, folder: str) -> Sequence[StoredObject]:
+        """Return all objects whose names begin with `folder` and a slash."""
+        with self._translated(_PART_S):
+            rows = await obstore.list(await self._opened(), f"{folder}/").collect_async()
+            return [StoredObject(row["path"], row["size"], row["last_modified"]) for row in rows]
+
+    async def delete(self, names: Sequence[str]) -> None:
+        """Remove objects; one that is gone already is not an error."""
+        for name in names:
+            with self._translated(_ANSWER_S):
+                try:
+                    await obstore.delete_async(await self._opened(), name)
+                except FileNotFoundError:
+                    continue
+
+    async def sign(self, name: str, expires_s: float) -> str:
+        """Return a URL by which anybody who has it downloads the object, for so long."""
+        with self._translated(_ANSWER_S):
+            valid = timedelta(seconds=expires_s)
+            return await obstore.sign_async(await self._opened(), "GET", name, valid)
+
+    async def _opened(self) -> S3Store:
+        if self._store is None:
+            access, secret = [await key.value() for key in self._keys]
+            settings = self._settings
+            self._store = S3Store(
+                settings.bucket,
+                prefix=settings.prefix or None,
+                endpoint=settings.endpoint,
+                region=settings.region,
+                access_key_id=access,
+                secret_access_key=secret,
+                virtual_hosted_style_request=False,
+                client_options={
+                    "allow_http": True,
+                    "connect_timeout": timedelta(seconds=_ANSWER_S / 2),
+                    "timeout": timedelta(seconds=_PART_S),
+                },
+                retry_config={
+                    "max_retries": 2,
+                    "retry_timeout": timedelta(seconds=_PART_S),
+                    "backoff": {
+                        "init_backoff": timedelta(milliseconds=50),
+                        "max_backoff": timedelta(milliseconds=500),
+                        "base": 2,
+                    },
+                },
+            )
+        return self._store
+
+    @contextmanager
+    def _translated(self, limit_s: float | None) -> Generator[None]:
+        where = f"the object store at {self._settings.endpoint}"
+        try:
+            with anyio.fail_after(limit_s):
+                yield
+        except TimeoutError as exc:
+            raise StorageUnavailable(
+                f"{where} did not answer within {limit_s:g} s: check that it runs"
+            ) from exc
+        except RefusedError as exc:
+            raise StorageUnavailable(
+                f"a key of {where} cannot be read: {exc}; correct storage.access_key, secret_key"
+            ) from None
+        except (BaseError, OSError, ValueError) as exc:
+            self._store = None  # The key may be another one now.
+            text = str(exc)
+            said = next((why for sign, why in _CAUSES.items() if sign in text), text[:300])
+            cause = said.format(bucket=self._settings.bucket) if said is not text else said
+            raise StorageUnavailable(f"{where} cannot be used: {cause}") from exc
+
+
+class _KeySource:
+    def __init__(self, where: str) -> None:
+        kind, _, self._variable = where.partition(":")
+        self._source = None if kind == "env" else SecretSource(where, private=True)
+
+    async def value(self) -> str:
+        """Return the key as it is now; raises RefusedError."""
+        if self._source:
+            return (await self._source.value()).decode("ascii")
+        if not (found := variable(self._variable)):
+            raise RefusedError(f"the variable {self._variable} is not set", "secret")
+        return found
+
+
