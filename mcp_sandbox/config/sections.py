@@ -80,7 +80,9 @@ def _service(value: str) -> str:
 
 
 def _endpoint(value: str) -> str:
-    if value and not re.fullmatch(r"https?://([\w.-]+|\[[\da-fA-F:]+\])(:\d{1,5})?/?", value, re.ASCII):
+    if value and not re.fullmatch(
+        r"https?://([\w.-]+|\[[\da-fA-F:]+\])(:\d{1,5})?/?", value, re.ASCII
+    ):
         raise ValueError("write the object store as https://HOST:PORT, or http:// without TLS")
     return value.rstrip("/")
 

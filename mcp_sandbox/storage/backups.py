@@ -22,7 +22,7 @@ from urllib.parse import quote
 
 import anyio
 from anyio import to_thread
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from mcp_sandbox import __version__
 from mcp_sandbox.config.sections import StorageConfig
@@ -121,7 +121,7 @@ class Backups:
         )
         text = manifest.model_dump_json().encode()
         await self._objects.put_small(f"{_folder(chat)}/{key}{_MANIFEST}", text)
-        return _backup(chat, manifest)
+        return _backup(chat, key, text)
 
     async def list(self, chat: ChatId) -> Sequence[Backup]:
         """Return the chat's backups, the newest first, without those whose manifest is damaged."""
@@ -131,11 +131,8 @@ class Backups:
             name = f"{_folder(chat)}/{key}{_MANIFEST}"
             try:
                 text = await self._objects.get_small(name, _MANIFEST_BYTES)
-                manifest = _Manifest.model_validate_json(text)
-                if (manifest.chat, manifest.key) != (str(chat), key):
-                    raise ValueError("it is of another backup")
-                found.append(_backup(chat, manifest))
-            except (ValidationError, ValueError) as exc:
+                found.append(_backup(chat, key, text))
+            except ValueError as exc:
                 logger.warning("backup %s of chat %s has no usable manifest: %s", key, chat, exc)
         return found
 
@@ -148,7 +145,7 @@ class Backups:
             options={zstd.DecompressionParameter.window_log_max: _WINDOW_LOG}
         )
         digest, size, unpacked = hashlib.sha256(), 0, 0
-        stored = self._objects.get(_folder(backup.chat) + f"/{backup.key}{_ARCHIVE}", backup.size)
+        stored = self._objects.get(f"{_folder(backup.chat)}/{backup.key}{_ARCHIVE}")
         async with aclosing(stored) as pieces:
             async for piece in pieces:
                 size += len(piece)
@@ -196,16 +193,16 @@ class Backups:
         self, chat: ChatId, name: str, data: AsyncIterable[bytes], *, expires_s: float
     ) -> str:
         """Store a file; return a URL by which anybody who has it downloads it, for so long."""
-        shown = quote(name.encode("utf-8", "replace"), safe="")
+        shown = "".join(each if each.isprintable() else "_" for each in name)
+        shown = shown if shown.strip(".") else "file"
         with tempfile.TemporaryFile() as spool:
             digest = hashlib.sha256()
             async for piece in data:
                 digest.update(piece)
                 await to_thread.run_sync(spool.write, piece)
-            place = shown if shown.strip(".") else "file"
-            key = f"shared/{_folder(chat)}/{digest.hexdigest()}/{place}"
+            key = f"shared/{_folder(chat)}/{digest.hexdigest()}/{shown}"
             spool.seek(0)
-            await self._objects.put(key, _read(spool), shown_as=shown)
+            await self._objects.put(key, _read(spool), shown_as=quote(shown, safe=""))
         return await self._objects.sign(key, expires_s)
 
     async def check(self) -> None:
@@ -250,14 +247,14 @@ class _Upload:
         packed: Packed | None = None
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(store)
-            try:
-                packed = await pack(self._take)
-                await self._put(self._packer.flush())
-                self._is_whole = True
-            except (SandboxError, anyio.BrokenResourceError) as exc:
-                # Raised below, once the upload has ended.
-                problem = exc
-            self._send.close()
+            with self._send:
+                try:
+                    packed = await pack(self._take)
+                    await self._put(self._packer.flush())
+                    self._is_whole = True
+                except (SandboxError, anyio.BrokenResourceError) as exc:
+                    # Raised below, once the upload has ended.
+                    problem = exc
         if self._failed and (problem is None or isinstance(problem, anyio.BrokenResourceError)):
             raise self._failed
         if problem or packed is None:
@@ -296,10 +293,13 @@ def _keys(names: Iterable[str], end: str) -> list[str]:
     return [name.rpartition("/")[2].removesuffix(end) for name in names if name.endswith(end)]
 
 
-def _backup(chat: ChatId, manifest: _Manifest) -> Backup:
-    when = datetime.strptime(manifest.key.split("-")[1], _TIME).replace(tzinfo=UTC)
-    fields = manifest.model_dump(exclude={"format", "chat"})
-    return Backup(chat=chat, saved_at=when, **fields)
+def _backup(chat: ChatId, key: str, text: bytes) -> Backup:
+    """Return what a manifest says; raises ValueError."""
+    manifest = _Manifest.model_validate_json(text)
+    if (manifest.chat, manifest.key) != (str(chat), key):
+        raise ValueError("it is of another backup")
+    when = datetime.strptime(key.split("-")[1], _TIME).replace(tzinfo=UTC)
+    return Backup(chat=chat, saved_at=when, **manifest.model_dump(exclude={"format", "chat"}))
 
 
 async def _read(file: IO[bytes]) -> AsyncGenerator[bytes]:

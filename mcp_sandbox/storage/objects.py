@@ -26,6 +26,7 @@ _AT_ONCE = 4
 _ANSWER_S = 5.0
 # One part, over a line of 250 kB/s.
 _PART_S = 20.0
+_WHOLE_S = 4 * 3600.0
 # Codes of S3 in an error's text, and what each means.
 _CAUSES = {
     "InvalidAccessKeyId": "it does not know storage.access_key: correct it",
@@ -56,7 +57,7 @@ class ObjectStore:
     def __init__(self, settings: StorageConfig) -> None:
         """Raise ConfigError: a source of the keys cannot be understood."""
         self._settings = settings
-        self._store: S3Store | None = None
+        self._stores: dict[float, S3Store] = {}
         try:
             self._keys = [_KeySource(settings.access_key), _KeySource(settings.secret_key)]
         except ValueError as exc:
@@ -82,33 +83,37 @@ class ObjectStore:
 
     async def put_small(self, name: str, data: bytes) -> None:
         """Store a small object in one request."""
-        with self._translated(_ANSWER_S):
+        with self._translated(_PART_S):
             await obstore.put_async(await self._opened(), name, data, use_multipart=False)
 
     async def get_small(self, name: str, most: int) -> bytes:
-        """Return the first `most` bytes of an object; b"" if there is none."""
+        """Return a small object; b"" if there is none, or one of more than `most` bytes."""
         with self._translated(_ANSWER_S):
             try:
-                opened = await self._opened()
-                return bytes(await obstore.get_range_async(opened, name, start=0, length=most))
+                found = await obstore.get_async(await self._opened(), name)
             except FileNotFoundError:
                 return b""
+            return bytes(await found.bytes_async()) if found.meta["size"] <= most else b""
 
-    async def get(self, name: str, size: int) -> AsyncGenerator[bytes]:
-        """Yield an object of `size` bytes, or what there is of it."""
-        for start in range(0, size, _PART):
-            with self._translated(_PART_S):
-                store, length = await self._opened(), min(_PART, size - start)
-                data = bytes(
-                    await obstore.get_range_async(store, name, start=start, length=length)
-                )
-            yield data
-            if len(data) < length:
+    async def get(self, name: str) -> AsyncGenerator[bytes]:
+        """Yield an object in parts, or nothing if there is none."""
+        with self._translated(_ANSWER_S):
+            try:
+                found = await obstore.get_async(await self._opened(_WHOLE_S), name)
+            except FileNotFoundError:
                 return
+        # Not by ranges: servers differ in how they answer these.
+        parts = aiter(found.stream(min_chunk_size=_PART))
+        while True:
+            with self._translated(_PART_S):
+                piece = await anext(parts, None)
+            if piece is None:
+                return
+            yield bytes(piece)
 
     async def list(self, folder: str) -> Sequence[StoredObject]:
         """Return all objects whose names begin with `folder` and a slash."""
-        with self._translated(_PART_S):
+        with self._translated(_ANSWER_S):
             rows = await obstore.list(await self._opened(), f"{folder}/").collect_async()
             return [StoredObject(row["path"], row["size"], row["last_modified"]) for row in rows]
 
@@ -127,11 +132,12 @@ class ObjectStore:
             valid = timedelta(seconds=expires_s)
             return await obstore.sign_async(await self._opened(), "GET", name, valid)
 
-    async def _opened(self) -> S3Store:
-        if self._store is None:
+    async def _opened(self, limit_s: float = _PART_S) -> S3Store:
+        """Return the bucket for requests that take so long at most."""
+        if limit_s not in self._stores:
             access, secret = [await key.value() for key in self._keys]
             settings = self._settings
-            self._store = S3Store(
+            self._stores[limit_s] = S3Store(
                 settings.bucket,
                 prefix=settings.prefix or None,
                 endpoint=settings.endpoint,
@@ -142,7 +148,7 @@ class ObjectStore:
                 client_options={
                     "allow_http": True,
                     "connect_timeout": timedelta(seconds=_ANSWER_S / 2),
-                    "timeout": timedelta(seconds=_PART_S),
+                    "timeout": timedelta(seconds=limit_s),
                 },
                 retry_config={
                     "max_retries": 2,
@@ -154,7 +160,7 @@ class ObjectStore:
                     },
                 },
             )
-        return self._store
+        return self._stores[limit_s]
 
     @contextmanager
     def _translated(self, limit_s: float | None) -> Generator[None]:
@@ -171,7 +177,7 @@ class ObjectStore:
                 f"a key of {where} cannot be read: {exc}; correct storage.access_key, secret_key"
             ) from None
         except (BaseError, OSError, ValueError) as exc:
-            self._store = None  # The key may be another one now.
+            self._stores.clear()  # The keys may be others now.
             text = str(exc)
             said = next((why for sign, why in _CAUSES.items() if sign in text), text[:300])
             cause = said.format(bucket=self._settings.bucket) if said is not text else said
@@ -190,5 +196,3 @@ class _KeySource:
         if not (found := variable(self._variable)):
             raise RefusedError(f"the variable {self._variable} is not set", "secret")
         return found
-
-

@@ -1,0 +1,75 @@
+"""A real S3 server: `rclone serve s3` of a folder, on a port of its own, for one test module."""
+
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from mcp_sandbox.config.sections import StorageConfig
+
+PROGRAM = Path(sys.executable).parent / "rclone"
+ACCESS, SECRET = "a-key-of-tests", "a-secret-of-tests"
+BUCKET = "chats"
+
+
+class S3Server:
+    """The server; `folder` holds a folder for each bucket, and may be changed under its feet."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        (folder / BUCKET).mkdir(parents=True)
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.port: int = free.getsockname()[1]
+        for name, value in (("access", ACCESS), ("secret", SECRET)):
+            file = folder.with_name(name)
+            file.write_text(value)
+            file.chmod(0o600)
+        self._process: subprocess.Popen[bytes] | None = None
+        self.start()
+
+    @property
+    def endpoint(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def settings(self, **given: object) -> StorageConfig:
+        usual = {
+            "endpoint": self.endpoint,
+            "bucket": BUCKET,
+            "access_key": f"file:{self.folder.with_name('access')}",
+            "secret_key": f"file:{self.folder.with_name('secret')}",
+        }
+        return StorageConfig.model_validate({**usual, **given})
+
+    def start(self) -> None:
+        if self._process:
+            self._process.wait(10)
+        command = [str(PROGRAM), "serve", "s3", "--addr", f"127.0.0.1:{self.port}"]
+        options = ["--auth-key", f"{ACCESS},{SECRET}", "--config", "/dev/null"]
+        self._process = subprocess.Popen(
+            [*command, *options, str(self.folder)],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        for _ in range(500):
+            with socket.socket() as tried:
+                if tried.connect_ex(("127.0.0.1", self.port)) == 0:
+                    return
+            time.sleep(0.02)
+        raise TimeoutError("rclone does not listen")
+
+    def strike(self, number: int = signal.SIGKILL) -> None:
+        """Send it a signal: SIGKILL ends it, SIGSTOP hangs it, SIGCONT lets it go on."""
+        if self._process:
+            self._process.send_signal(number)
+
+    def restart(self) -> None:
+        """Have it look at its files anew, which were changed."""
+        self.strike()
+        self.start()
+
+    def close(self) -> None:
+        self.strike()
+        if self._process:
+            self._process.wait(10)

@@ -1,0 +1,302 @@
+"""Backups of chats, in a real S3 server."""
+
+import os
+import signal
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import AsyncGenerator, Iterable, Iterator
+from pathlib import Path
+
+import anyio
+import pytest
+from anyio import to_thread
+
+from mcp_sandbox.errors import (
+    BackupDamaged,
+    ConfigError,
+    SandboxGone,
+    StorageUnavailable,
+    TooLarge,
+)
+from mcp_sandbox.models import ChatId, Packed
+from mcp_sandbox.storage.backups import Backup, Backups, Take
+from tests.rclone import BUCKET, S3Server
+
+pytestmark = pytest.mark.anyio
+
+MIB = 1 << 20
+NOISE = os.urandom(MIB)
+
+
+class Pack:
+    """Hands over pieces as the runner does."""
+
+    def __init__(self, *pieces: bytes, then: Exception | None = None) -> None:
+        self.pieces: Iterable[bytes] = pieces
+        self._then = then
+
+    async def __call__(self, take: Take) -> Packed:
+        size = 0
+        for piece in self.pieces:
+            await take(piece)
+            size += len(piece)
+        if self._then:
+            raise self._then
+        return Packed(1, size)
+
+
+@pytest.fixture
+def chat(request: pytest.FixtureRequest) -> ChatId:
+    return ChatId("ada", f"chat-{abs(hash(request.node.nodeid))}")
+
+
+@pytest.fixture
+def backups(s3: S3Server) -> Backups:
+    return Backups(s3.settings(keep=2))
+
+
+async def save(backups: Backups, chat: ChatId, text: bytes = b"files", epoch: int = 1) -> Backup:
+    return await backups.save(chat, epoch, Pack(text), quiet=True)
+
+
+async def content(backups: Backups, backup: Backup) -> bytes:
+    return b"".join([piece async for piece in backups.read(backup)])
+
+
+def stored(s3: S3Server, chat: ChatId) -> list[Path]:
+    return sorted((s3.folder / BUCKET / "mcp-sandbox" / chat.user / chat.chat).glob("*"))
+
+
+async def test_what_was_saved_is_listed_and_read(backups: Backups, chat: ChatId) -> None:
+    saved = await backups.save(chat, 7, Pack(b"a" * MIB, NOISE, b""), quiet=False)
+    assert (saved.epoch, saved.files_bytes, saved.quiet) == (7, 2 * MIB, False)
+    assert list(await backups.list(chat)) == [saved]
+    assert await content(backups, saved) == b"a" * MIB + NOISE
+
+
+async def test_the_newest_comes_first_and_epochs_count_before_times(
+    backups: Backups, chat: ChatId
+) -> None:
+    first, late, old = [await save(backups, chat, epoch=epoch) for epoch in (10, 10, 9)]
+    assert list(await backups.list(chat)) == [late, first, old]
+
+
+async def test_another_chat_has_other_backups(backups: Backups, chat: ChatId) -> None:
+    await save(backups, chat)
+    assert not await backups.list(ChatId(chat.user, f"{chat.chat}-2"))
+    assert not await backups.list(ChatId("bob", chat.chat))
+
+
+async def test_what_is_over_the_limit_is_not_saved(s3: S3Server, chat: ChatId) -> None:
+    with pytest.raises(TooLarge, match="max_size"):
+        await Backups(s3.settings(max_size=MIB)).save(chat, 1, Pack(NOISE, b"1"), quiet=True)
+    assert not stored(s3, chat)
+
+
+async def test_a_sandbox_that_dies_leaves_nothing(
+    backups: Backups, s3: S3Server, chat: ChatId
+) -> None:
+    with pytest.raises(SandboxGone):
+        await backups.save(chat, 1, Pack(*[NOISE] * 20, then=SandboxGone("died")), quiet=True)
+    assert not stored(s3, chat)
+
+
+@pytest.mark.parametrize("damage", ["cut", "longer", "flipped", "other", "gone"])
+async def test_what_is_not_what_was_saved_is_noticed_before_its_end(
+    backups: Backups, s3: S3Server, chat: ChatId, damage: str
+) -> None:
+    await save(backups, chat, NOISE + b"other")
+    saved = await save(backups, chat, NOISE)
+    other, archive = [path for path in stored(s3, chat) if path.suffix == ".zst"]
+    data = bytearray(archive.read_bytes())
+    if damage == "cut":
+        archive.write_bytes(data[:-9])
+    elif damage == "longer":
+        archive.write_bytes(data + b"1")
+    elif damage == "flipped":
+        data[len(data) // 2] ^= 1
+        archive.write_bytes(data)
+    elif damage == "other":
+        archive.write_bytes(other.read_bytes())
+    else:
+        archive.unlink()
+    s3.restart()
+    with pytest.raises(BackupDamaged):
+        await content(Backups(s3.settings()), saved)
+
+
+async def test_a_bomb_is_stopped_at_the_limit(s3: S3Server, chat: ChatId) -> None:
+    saved = await Backups(s3.settings()).save(chat, 1, Pack(*[bytes(MIB)] * 40), quiet=True)
+    assert saved.size < MIB
+    with pytest.raises(BackupDamaged, match="max_size"):
+        await content(Backups(s3.settings(max_size=8 * MIB)), saved)
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"[]", b'{"format": 2}', b"x" * 20_000])
+async def test_a_damaged_manifest_is_passed_over(
+    backups: Backups, s3: S3Server, chat: ChatId, text: bytes
+) -> None:
+    whole = await save(backups, chat)
+    await save(backups, chat)
+    stored(s3, chat)[2].write_bytes(text)
+    s3.restart()
+    assert list(await backups.list(chat)) == [whole]
+
+
+async def test_a_manifest_of_another_backup_is_passed_over(
+    backups: Backups, s3: S3Server, chat: ChatId
+) -> None:
+    whole = await save(backups, chat)
+    await save(backups, chat)
+    first, *_, last = [path for path in stored(s3, chat) if path.suffix == ".json"]
+    last.write_bytes(first.read_bytes())
+    s3.restart()
+    assert list(await backups.list(chat)) == [whole]
+
+
+async def test_an_archive_without_its_manifest_is_no_backup_and_goes_when_old(
+    backups: Backups, s3: S3Server, chat: ChatId
+) -> None:
+    for _ in range(4):
+        await save(backups, chat)
+    late, early = stored(s3, chat)[1], stored(s3, chat)[3]
+    late.with_name(late.name.replace(".tar.zst", ".json")).unlink()
+    early.with_name(early.name.replace(".tar.zst", ".json")).unlink()
+    os.utime(early, (0, 0))
+    s3.restart()
+    assert len(await Backups(s3.settings()).list(chat)) == 2
+    fresh = Backups(s3.settings(keep=1))
+    await fresh.prune(chat)
+    assert len(await fresh.list(chat)) == 1
+    assert len(stored(s3, chat)) == 3
+    assert late in stored(s3, chat)
+
+
+async def test_what_is_removed_takes_shared_files_along(
+    backups: Backups, s3: S3Server, chat: ChatId
+) -> None:
+    await save(backups, chat)
+    url = await backups.share(chat, "a.txt", pieces(b"shared"), expires_s=60)
+    await backups.remove(chat)
+    assert not stored(s3, chat)
+    assert (await status(url))[0] == 404
+
+
+@pytest.mark.parametrize("name", ["a.txt", "naïve ü.txt", "#?&%25.txt", "..", "a\nb", '"'])
+async def test_a_shared_file_is_downloaded_by_its_link_alone(
+    backups: Backups, chat: ChatId, name: str
+) -> None:
+    url = await backups.share(chat, name, pieces(b"hello ", b"world"), expires_s=60)
+    code, body, kind = await status(url)
+    assert (code, body) == (200, b"hello world")
+    assert kind.startswith("attachment; filename")
+    assert (await status(f"{url[:-4]}0000"))[0] == 403
+    assert (await status(url.partition("?")[0]))[0] in (400, 403)
+
+
+async def test_a_link_ends_in_time(backups: Backups, chat: ChatId) -> None:
+    url = await backups.share(chat, "a.txt", pieces(b"text"), expires_s=1)
+    while (await status(url))[0] == 200:
+        await anyio.sleep(0.1)
+    assert (await status(url))[0] in (400, 403)
+
+
+WRONG = {
+    "bucket": ("nowhere", "no bucket storage.bucket"),
+    "access_key": ("secret", "does not know storage.access_key"),
+    "secret_key": ("access", "is not that of"),
+    "endpoint": ("http://127.0.0.1:1", "does not answer"),
+}
+
+
+@pytest.mark.parametrize("field", WRONG)
+async def test_each_wrong_setting_is_told_from_the_others(s3: S3Server, field: str) -> None:
+    value, told = WRONG[field]
+    given = f"file:{s3.folder.with_name(value)}" if field.endswith("key") else value
+    began = time.monotonic()
+    with pytest.raises(StorageUnavailable, match=told):
+        await Backups(s3.settings(**{field: given})).check()
+    assert time.monotonic() - began < 6
+    await Backups(s3.settings()).check()
+
+
+def test_settings_that_say_half_are_refused(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    for given in ({"bucket": ""}, {"endpoint": ""}, {"endpoint": "localhost:9000"}):
+        with pytest.raises(ValueError, match=r"endpoint|object store"):
+            s3.settings(**given)
+    monkeypatch.setenv("S3_ENDPOINT", "http://minio:9000/")
+    assert s3.settings(endpoint="").endpoint == "http://minio:9000"
+
+
+async def test_a_key_comes_from_a_variable_too(
+    s3: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TEST_KEY", "not-the-key-at-all")
+    with pytest.raises(StorageUnavailable):
+        await Backups(s3.settings(secret_key="env:TEST_KEY")).check()
+    with pytest.raises(StorageUnavailable, match="TEST_NONE is not set"):
+        await Backups(s3.settings(secret_key="env:TEST_NONE")).check()
+    with pytest.raises(ConfigError):
+        Backups(s3.settings(secret_key="command: 'half"))
+
+
+@pytest.fixture
+def own_s3(tmp_path: Path) -> Iterator[S3Server]:
+    server = S3Server(tmp_path / "buckets")
+    yield server
+    server.close()
+
+
+async def test_a_server_that_dies_in_an_upload_ends_it_at_once(
+    own_s3: S3Server, chat: ChatId
+) -> None:
+    backups, threads = Backups(own_s3.settings()), threading.active_count()
+
+    def pieces() -> Iterator[bytes]:
+        for number in range(60):
+            if number == 20:
+                own_s3.strike()
+            yield os.urandom(MIB)
+
+    pack, began = Pack(), time.monotonic()
+    pack.pieces = pieces()
+    with pytest.raises(StorageUnavailable, match="does not answer"):
+        await backups.save(chat, 1, pack, quiet=True)
+    assert time.monotonic() - began < 6
+    assert threading.active_count() <= threads + 3
+    own_s3.start()
+    assert not await backups.list(chat)
+    await save(backups, chat)
+
+
+async def test_a_server_that_hangs_is_given_up_in_time(own_s3: S3Server, chat: ChatId) -> None:
+    backups = Backups(own_s3.settings())
+    await save(backups, chat)
+    own_s3.strike(signal.SIGSTOP)
+    began = time.monotonic()
+    with pytest.raises(StorageUnavailable, match="did not answer within 5 s"):
+        await backups.list(chat)
+    assert time.monotonic() - began < 8
+    own_s3.strike(signal.SIGCONT)
+    assert len(await backups.list(chat)) == 1
+
+
+async def pieces(*data: bytes) -> AsyncGenerator[bytes]:
+    for piece in data:
+        yield piece
+
+
+async def status(url: str) -> tuple[int, bytes, str]:
+    """Return a download's status, body and disposition."""
+
+    def fetch() -> tuple[int, bytes, str]:
+        try:
+            with urllib.request.urlopen(url, timeout=5) as found:
+                return found.status, found.read(), found.headers.get("Content-Disposition", "")
+        except urllib.error.HTTPError as exc:
+            with exc:
+                return exc.code, b"", ""
+
+    return await to_thread.run_sync(fetch)
