@@ -3,6 +3,7 @@
 import functools
 import gc
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,11 +16,12 @@ from mcp_sandbox.app.chats import open_backend
 from mcp_sandbox.config import Config, DockerConfig
 from mcp_sandbox.errors import OperatorError
 from mcp_sandbox.models import BackendName
-from tests import leftovers
+from tests import leftovers, rclone, redis_server
 from tests.e2e import chromium, npm
 
 REQUIRED = frozenset(os.environ.get("MCP_SANDBOX_REQUIRE", "").split(",")) - {""}
-NEEDS = ("docker", "runsc", "bubblewrap", "chromium", *npm.PACKAGES)
+PROGRAMS = {"s3": rclone.PROGRAM, "redis": redis_server.PROGRAM}
+NEEDS = ("docker", "runsc", "bubblewrap", "chromium", *PROGRAMS, *npm.PACKAGES)
 
 # Their sandboxes are those of unsafe-local unless they name another backend.
 WITHOUT_WALLS = (
@@ -85,6 +87,8 @@ def absent(need: str, scratch: Path) -> str | None:
         return _absent_program(need, scratch)
     if need == "chromium":
         return chromium.absent()
+    if need in PROGRAMS:
+        return None if shutil.which(PROGRAMS[need]) else f"{need}: there is no {PROGRAMS[need]}"
     config = configured("docker-runsc" if need == "runsc" else need, scratch / f"probe-{need}")
     assert config.backend != "auto"
     try:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from mcp_sandbox.config.sections import StorageConfig
 
-PROGRAM = Path(sys.executable).parent / "rclone"
+PROGRAM = str(Path(sys.executable).parent / "rclone")
 ACCESS, SECRET = "a-key-of-tests", "a-secret-of-tests"
 BUCKET = "chats"
 
@@ -45,7 +45,7 @@ class S3Server:
     def start(self) -> None:
         if self._process:
             self._process.wait(10)
-        command = [str(PROGRAM), "serve", "s3", "--addr", f"127.0.0.1:{self.port}"]
+        command = [PROGRAM, "serve", "s3", "--addr", f"127.0.0.1:{self.port}"]
         options = ["--auth-key", f"{ACCESS},{SECRET}", "--config", "/dev/null"]
         self._process = subprocess.Popen(
             [*command, *options, str(self.folder)],

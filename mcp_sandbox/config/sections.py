@@ -232,6 +232,17 @@ class StorageConfig(Section):
         return self
 
 
+class FleetConfig(Section):
+    """What a platform and its servers share."""
+
+    redis: Annotated[
+        str,
+        Field(pattern="^(rediss?|unix)://.+$|^$"),
+        # A password may stand there.
+        PlainSerializer(lambda value: re.sub("//.*@", "//(hidden)@", value), when_used="json"),
+    ] = setting("", "Redis in which a platform reads what was prepared, as redis://HOST:PORT/DB")
+
+
 class SessionsConfig(Section):
     """How long chats hold sandboxes."""
 
@@ -527,6 +538,7 @@ class Config(Section):
     workspace: WorkspaceConfig = WorkspaceConfig()
     project: ProjectConfig = ProjectConfig()
     storage: StorageConfig = StorageConfig()
+    fleet: FleetConfig = FleetConfig()
     sessions: SessionsConfig = SessionsConfig()
     pool: PoolConfig = PoolConfig()
     skills: SkillsConfig = SkillsConfig()

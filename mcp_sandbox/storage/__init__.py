@@ -1,7 +1,8 @@
-"""What outlives a machine: backups of chats in an object store.
+"""What servers and platforms share: backups of chats in an object store, and keys in Redis.
 
     objects   one bucket, by the library of object stores; its errors in our words
     backups   what is stored of a chat there, and when it counts
+    redis     where a platform reads that the sandbox of a session is made
 
-Imported only where `storage` is configured. Knows no sandbox: what packs and unpacks is handed in.
+Imported only where `storage` or `fleet` is configured. Knows no sandbox: what packs is handed in.
 """

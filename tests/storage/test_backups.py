@@ -24,7 +24,7 @@ from mcp_sandbox.models import ChatId, Packed
 from mcp_sandbox.storage.backups import Backup, Backups, Take
 from tests.rclone import BUCKET, S3Server
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.s3]
 
 MIB = 1 << 20
 NOISE = os.urandom(MIB)
