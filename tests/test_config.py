@@ -199,6 +199,26 @@ def test_what_a_wrong_value_should_be_is_said_in_our_words(key: str) -> None:
         assert not re.search(r"[Ii]nput|valid|should|NoneType|pydantic|constrained", message)
 
 
+@pytest.mark.parametrize(
+    ("text", "endpoint", "expected"),
+    [
+        ("bucket: a", "", r"storage\.bucket 'a' .* line 1\) .*write all of storage\.endpoint"),
+        ("bucket: a", "http://s3", r"line 1\) .*access_key and secret_key"),
+        ("bucket: a", "s3:9000", r"storage\.endpoint 's3:9000' \(environment S3_ENDPOINT\).*https"),
+        ("endpoint: s3:9000", "", r"storage\.endpoint 's3:9000' .* line 1\) .*https://HOST:PORT"),
+        ("access_key: AKIA1234", "", r"access_key \(.* line 1\).* file:PATH .* env:NAME"),
+        ("access_key: 'env:'", "", r"access_key \("),
+    ],
+)
+def test_an_object_store_that_is_half_configured_is_refused_with_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, endpoint: str, expected: str
+) -> None:
+    monkeypatch.setenv("S3_ENDPOINT", endpoint)
+    message = refused(written(tmp_path, f"storage: {{{text}}}\n"))
+    assert re.search(expected, message), message
+    assert "AKIA" not in message
+
+
 def test_unknown_variable_is_refused_with_the_nearest_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MCP_SANDBOX_LIMITS__MEMRY", "1g")
     assert "did you mean MCP_SANDBOX_LIMITS__MEMORY?" in refused()

@@ -37,8 +37,8 @@ def git_variables() -> Mapping[str, str]:
 
 def server_variables() -> Mapping[str, str]:
     """Return what a server process that we start must inherit to see the same configuration."""
-    folders = _present(("XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_RUNTIME_DIR"))
-    return {**setting_variables(), **docker_variables(), **folders}
+    others = ("XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_RUNTIME_DIR", "S3_ENDPOINT")
+    return {**setting_variables(), **docker_variables(), **_present(others)}
 
 
 def search_path() -> str:

@@ -88,7 +88,12 @@ def _endpoint(value: str) -> str:
 
 
 def _key_source(value: str) -> str:
-    return value if not value or re.fullmatch(r"env:\w+", value) else _source(value)
+    if not value or re.fullmatch(r"env:\w+", value, re.ASCII):
+        return value
+    try:
+        return _source(value)
+    except ValueError as exc:
+        raise ValueError(f"{exc}, or as env:NAME") from None
 
 
 def _schedule(value: str) -> str:
@@ -228,7 +233,9 @@ class StorageConfig(Section):
     def _complete(self) -> "StorageConfig":
         needed = (self.endpoint, self.bucket, self.access_key, self.secret_key)
         if any(needed) and not all(needed):
-            raise ValueError("set all of endpoint (or S3_ENDPOINT), bucket, access_key, secret_key")
+            raise ValueError(
+                "write all of storage.endpoint (or S3_ENDPOINT), bucket, access_key and secret_key"
+            )
         return self
 
 

@@ -45,6 +45,8 @@ _SHAPES = {
     "connectors": 'NAME: {"url": "https://api.anthropic.com", "key": "command: pass show api"}',
     "secrets": 'NAME: {"from": "command: pass show api", "hosts": ["api.example.com"]}',
 }
+# Values of sandbox variables may be secrets, and so may what is given for a source of one.
+_HIDDEN = ("env", "secrets", "connectors", "storage.access_key", "storage.secret_key")
 _BOUNDS = {"ge": "at least", "gt": "more than", "le": "at most"}
 
 
@@ -230,17 +232,17 @@ def _unknown(key: str, *, environment: bool = False) -> str:
 
 def _sentence(error: ErrorDetails, settings: Mapping[str, Setting]) -> str:
     path = [str(part) for part in error["loc"]]
-    key = next(k for n in (3, 2, 1) if (k := ".".join(path[:n])) in KNOWN)
-    (value, source), info = settings[key], KNOWN[key]
+    dotted = [".".join(path[:n]) for n in (3, 2, 1)]
+    # Where settings of a section do not go together, the first of them is named.
+    own = (key for key in settings if key.startswith(f"{dotted[-1]}."))
+    key = next((key for key in dotted if key in KNOWN), None) or next(own)
+    info = KNOWN[key]
+    value, source = settings.get(key, (error["input"], "environment S3_ENDPOINT"))
     reason = error["msg"].removeprefix("Value error, ")
     if error["type"] != "value_error":
         reason = f"write {_SHAPES.get(key) or _accepted(info.annotation, info.metadata)}"
-    # Values of sandbox variables may be secrets, and so may what is given for a source of one.
-    is_hidden, place = (
-        key in ("env", "secrets", "connectors"),
-        "".join(f".{part}" for part in path[1:]),
-    )
-    given = place if is_hidden else f" {repr(value)[:80]}"
+    below = "".join(f".{part}" for part in path[key.count(".") + 1 :])
+    given = below if key in _HIDDEN else f" {repr(value)[:80]}"
     return f"{key}{given} ({source}) is not usable: {reason}"
 
 

@@ -23,7 +23,7 @@ START_S = 90.0
 """How long a daemon may take until it listens. It may have to wait for one that is leaving."""
 HAND_OVER_S = 30.0
 _LOOK_EVERY_S = 0.02
-_NAMES = {"PATH", "HOME", "USER", "LOGNAME", "LANG", "TZ", "TMPDIR", "SSH_AUTH_SOCK"}
+_NAMES = {"PATH", "HOME", "USER", "LOGNAME", "LANG", "TZ", "TMPDIR", "SSH_AUTH_SOCK", "S3_ENDPOINT"}
 _PREFIXES = ("LC_", "XDG_", "DOCKER_", "MCP_SANDBOX_", "SSL_CERT_")
 
 
