@@ -31,8 +31,7 @@ class Connector:
     async def key(self) -> bytes:
         """Return the key: 12 to 4,096 bytes of printable ASCII.
 
-        Raises:
-            OperatorError: there is none, or others can read it; the message has the remedy.
+        Raises OperatorError: there is none, or others can read it; the message has the remedy.
         """
         if not self._source:
             raise OperatorError(

@@ -84,8 +84,7 @@ class Refusal(Exception):
 def check_request(raw: bytes | bytearray, connector: Connector, chat: ChatId) -> bytes:
     """Return the body of a request written anew, so that the service reads what was judged.
 
-    Raises:
-        Refusal: it is no JSON object, asks for another model, or for what needs a network.
+    Raises Refusal: it is no JSON object, asks for another model, or for what needs a network.
     """
     plain = raw.replace(rb"\\", b"").replace(rb"\"", b"")
     if plain.count(b'"') > _MOST_QUOTES or sum(map(len, plain.split(b'"')[::2])) > _MOST_BESIDE:
@@ -205,8 +204,7 @@ async def open_gateway(
     `egress` says how this machine reaches the network. A service that sends nothing for `silent_s`
     seconds is given up, and so is a client that takes longer for a request.
 
-    Raises:
-        OperatorError: the key cannot be read, or `egress` cannot be used.
+    Raises OperatorError: the key cannot be read, or `egress` cannot be used.
     """
     await connector.key()
     # In a thread: it reads certificates, and the library imports more of itself.
@@ -336,8 +334,7 @@ class Gateway:
     ) -> AsyncGenerator[h11.Response | h11.Data | h11.EndOfMessage]:
         """Send a request to the service, if it is allowed, and yield the answer as it arrives.
 
-        Raises:
-            Refusal: it is not allowed, or the service failed, maybe in the middle of its answer.
+        Raises Refusal: it is not allowed, or the service failed, maybe in the middle of its answer.
         """
         name, (method, _, target) = self._connector.name, what.partition(" ")
         asked = check_request(body, self._connector, self._chat) if method == "POST" else b""

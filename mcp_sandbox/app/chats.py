@@ -74,8 +74,7 @@ async def open_backend(name: BackendName, config: Config) -> AsyncGenerator[Back
 async def choose_backend(config: Config) -> AsyncGenerator[tuple[Backend, str]]:
     """Open the configured backend, or with `auto` the first that isolates here; and say why it.
 
-    Raises:
-        BackendUnavailable: `auto` found none that works; the message says what to install.
+    Raises BackendUnavailable: `auto` found none that works; the message says what to install.
     """
     if config.backend != "auto":
         async with open_backend(config.backend, config) as backend:
@@ -114,8 +113,7 @@ async def open_manager(
     time is the machine's. `skills` are those that others use too. `count` gets the record of every
     call that has ended.
 
-    Raises:
-        OperatorError: no backend works here, or the data root cannot be used.
+    Raises OperatorError: no backend works here, or the data root cannot be used.
     """
     await to_thread.run_sync(import_module, "mcp_sandbox.sessions.manager")
     from mcp_sandbox.audit import open_audit
@@ -183,8 +181,7 @@ async def open_manager(
 def read_allowed_hosts(config: Config) -> "Hosts | None":
     """Return the rules of allowed hosts, where the network is theirs. Blocks on the disk.
 
-    Raises:
-        ConfigError: what the configuration says of them cannot be used.
+    Raises ConfigError: what the configuration says of them cannot be used.
     """
     if config.network != "allowlist":
         return None
@@ -205,8 +202,7 @@ def read_allowed_hosts(config: Config) -> "Hosts | None":
 def read_policy_rules(config: Config) -> "Rules":
     """Return the rules by which calls are graded. Blocks on the disk.
 
-    Raises:
-        ConfigError: a file of the operator's cannot be used.
+    Raises ConfigError: a file of the operator's cannot be used.
     """
     from mcp_sandbox.policy import load_rules
 
@@ -223,8 +219,7 @@ def check(config: Config) -> None:
 def find_programs(config: Config) -> tuple[Mount, ...]:
     """Return the mount of the programs for agents, if the operator has some. Blocks on the disk.
 
-    Raises:
-        ConfigError: a sandbox may not show that folder.
+    Raises ConfigError: a sandbox may not show that folder.
     """
     if not config.agents.programs:
         return ()

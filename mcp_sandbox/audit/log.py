@@ -251,8 +251,7 @@ class Audit:
     async def write(self, kind: str, **fields: object) -> int:
         """Append a line and return its number, or 0. Fields that are None are left out.
 
-        Raises:
-            StorageUnavailable: it cannot be recorded, so the event must not happen.
+        Raises StorageUnavailable: it cannot be recorded, so the event must not happen.
         """
         if not self.enabled:
             return 0
@@ -377,8 +376,7 @@ class Audit:
 async def open_audit(folder: Path, settings: AuditConfig) -> AsyncGenerator[Audit]:
     """Open the audit in a folder, which is made if need be.
 
-    Raises:
-        StorageUnavailable: it cannot be written, and only what is recorded may run.
+    Raises StorageUnavailable: it cannot be written, and only what is recorded may run.
     """
     try:
         async with anyio.create_task_group() as tasks:
@@ -398,8 +396,7 @@ async def open_audit(folder: Path, settings: AuditConfig) -> AsyncGenerator[Audi
 def verify(folder: Path, wanted: ChainHead | None = None) -> ChainVerifier:
     """Check every line of the audit in a folder, and that it has the given head.
 
-    Raises:
-        StorageUnavailable: it cannot be read.
+    Raises StorageUnavailable: it cannot be read.
     """
     check = ChainVerifier(wanted)
     with _reading_opened(folder) as files:

@@ -64,8 +64,7 @@ class ControlHello:
 def parse_hello(line: bytes) -> ChatHello | ControlHello:
     """Parse a client's first line.
 
-    Raises:
-        InvalidArgument: the line is malformed, or names an invalid chat.
+    Raises InvalidArgument: the line is malformed, or names an invalid chat.
     """
     try:
         said = json.loads(line)

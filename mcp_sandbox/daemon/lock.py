@@ -109,8 +109,7 @@ def _leaving(place: Path, does: str) -> LockHolder:
 async def claim_daemon(data_root: Path, path: Path, version: str) -> AsyncGenerator[DaemonLock]:
     """Be the only daemon of a data root and of the socket at `path`; wait for one that is ending.
 
-    Raises:
-        AlreadyServed: another daemon runs and is not ending.
+    Raises AlreadyServed: another daemon runs and is not ending.
     """
     started = datetime.now(UTC).isoformat(timespec="seconds")
     claim = DaemonLock(data_root, path, LockHolder(os.getpid(), version, str(path), started))

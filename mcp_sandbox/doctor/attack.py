@@ -82,8 +82,7 @@ def render(found: Attack, console: Console) -> None:
 async def attack(config: Config, tell: Callable[[str], object]) -> Attack:
     """Attack a sandbox of the configured backend, on the configured network; `tell` the progress.
 
-    Raises:
-        OperatorError: no sandbox can be made.
+    Raises OperatorError: no sandbox can be made.
     """
     async with temporary_data() as folder, AsyncExitStack() as stack:
         own, canaries, results = _own(config, folder), ExitStack(), list[Result]()

@@ -72,8 +72,7 @@ class Peer:
     async def events(self) -> list[h11.Event]:
         """Return the next event, and what has already come of the same body.
 
-        Raises:
-            RefusedError: what has come is not HTTP/1.1, or a server's connection broke.
+        Raises RefusedError: what has come is not HTTP/1.1, or a server's connection broke.
         """
         found = list[h11.Event]()
         try:
@@ -99,8 +98,7 @@ class Peer:
     async def head(self, *, first: bool = False) -> h11.Request | None:
         """Return the next request, or None when the client hangs up instead.
 
-        Raises:
-            RefusedError: it is not a valid request, or comes too slowly.
+        Raises RefusedError: it is not a valid request, or comes too slowly.
         """
         if not first and not self.http.trailing_data[0]:
             self.http.receive_data(await self.receive())
@@ -151,8 +149,7 @@ def build_headers(
 ) -> list[Header]:
     """Return the headers with which a request may go to a target and path.
 
-    Raises:
-        RefusedError: it may not.
+    Raises RefusedError: it may not.
     """
     names, default_port = dict(request.headers), 443 if secure else 80
     if not _PATH.fullmatch(path):

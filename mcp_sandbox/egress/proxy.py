@@ -67,8 +67,7 @@ def read_server_name(data: bytes) -> str | None:
 
     `data` is everything received so far.
 
-    Raises:
-        RefusedError: it names no host or several, is no ClientHello, or is larger than 16 KiB.
+    Raises RefusedError: it names no host or several, is no ClientHello, or is larger than 16 KiB.
     """
     message = _message(data)
     if message is None:

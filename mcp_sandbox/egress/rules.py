@@ -75,8 +75,7 @@ class EgressRules:
 def read_egress_rules(settings: EgressConfig) -> EgressRules:
     """Return the rules of the settings, then those of presets.
 
-    Raises:
-        ConfigError: a rule cannot be understood, or contradicts another.
+    Raises ConfigError: a rule cannot be understood, or contradicts another.
     """
     presets = _presets()
     own, listed = list[EgressRule](), list[EgressRule]()
@@ -107,8 +106,7 @@ def parse_rule(
 ) -> EgressRule:
     """Return the rule for HOST[:PORT]; `ports` are used if the text names none.
 
-    Raises:
-        InvalidArgument: the text cannot be a rule.
+    Raises InvalidArgument: the text cannot be a rule.
     """
     name, colon, _ = text.partition(":")
     star = "*." if name.startswith("*.") else ""

@@ -171,8 +171,7 @@ class SecretSource:
     async def value(self) -> bytes:
         """Return the value; concurrent callers share one reading of the source.
 
-        Raises:
-            RefusedError: the source gives no usable value; the message is its `problem`.
+        Raises RefusedError: the source gives no usable value; the message is its `problem`.
         """
         came = anyio.current_time()
         async with self._asking:
@@ -238,8 +237,7 @@ class BoundSecret:
 class Secrets:
     """The operator's secrets; `seed` makes placeholders stable, and unique to this data root.
 
-    Raises:
-        ConfigError: a host or a command cannot be understood.
+    Raises ConfigError: a host or a command cannot be understood.
     """
 
     def __init__(self, settings: Mapping[str, SecretConfig], seed: bytes) -> None:
@@ -268,8 +266,7 @@ class Secrets:
         If no secret is bound to the target, the mask is None; else the headers ask for a complete,
         uncompressed answer.
 
-        Raises:
-            RefusedError: the source of a needed value fails.
+        Raises RefusedError: the source of a needed value fails.
         """
         if not (bound := self.bound(chat, target)):
             return list(headers), None

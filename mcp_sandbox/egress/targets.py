@@ -60,8 +60,7 @@ class Target:
 def normalize_host(name: bytes) -> str:
     """Return a host name in the one spelling that is matched and resolved.
 
-    Raises:
-        RefusedError: it is an address, or not a valid name.
+    Raises RefusedError: it is an address, or not a valid name.
     """
     host = name.lower().removesuffix(b".")
     labels = host.split(b".")
@@ -75,8 +74,7 @@ def normalize_host(name: bytes) -> str:
 def parse_target(authority: bytes, default_port: int | None = None) -> Target:
     """Return the target that `HOST:PORT` names; without a default the port is required.
 
-    Raises:
-        RefusedError: it names no target.
+    Raises RefusedError: it names no target.
     """
     name, colon, digits = authority.rpartition(b":")
     if not colon and default_port is not None:
@@ -89,8 +87,7 @@ def parse_target(authority: bytes, default_port: int | None = None) -> Target:
 def split_url(url: bytes) -> tuple[Target, bytes]:
     """Return the target of `http://HOST[:PORT]/PATH?QUERY`, and /PATH?QUERY.
 
-    Raises:
-        RefusedError: it is not such a URL.
+    Raises RefusedError: it is not such a URL.
     """
     if not (match := _URL.fullmatch(url)):
         raise _no_target("it is no http:// URL in plain ASCII; other schemes go by CONNECT")
@@ -116,8 +113,7 @@ async def resolve_addresses(
 ) -> list[str]:
     """Return the addresses of a name, looked up once; private ones only if `private`.
 
-    Raises:
-        RefusedError: one of them is not public, or there is none.
+    Raises RefusedError: one of them is not public, or there is none.
     """
     if private and target.host == HERE:
         return ["127.0.0.1", "::1"]

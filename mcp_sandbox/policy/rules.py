@@ -132,8 +132,7 @@ class Rules:
 def read_rules(files: Sequence[Path] = ()) -> Rules:
     """Return the shipped rules with those of an operator, whose examples are not tried yet.
 
-    Raises:
-        ConfigError: a file cannot be read or understood; the message has line and reason.
+    Raises ConfigError: a file cannot be read or understood; the message has line and reason.
     """
     rules: dict[str, PolicyRule] = {}
     for file in (_SHIPPED, *files):

@@ -139,8 +139,7 @@ async def open_bridge(
 ) -> AsyncGenerator[Bridge]:
     """Start what a run may use: `functions`, and of each server, or HOST, the tools that it names.
 
-    Raises:
-        OperatorError: a server does not start, or has no such tool.
+    Raises OperatorError: a server does not start, or has no such tool.
     """
     # Clients are task groups, one in the other.
     with sole_error():
