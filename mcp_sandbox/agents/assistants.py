@@ -15,14 +15,7 @@ from typing import Any, Literal, TypeVar
 
 import json5
 import yaml
-from pydantic import (
-    BaseModel,
-    Field,
-    RootModel,
-    ValidationError,
-    ValidationInfo,
-    field_validator,
-)
+from pydantic import BaseModel, Field, RootModel, ValidationError, ValidationInfo, field_validator
 from pydantic_core import ErrorDetails
 
 from mcp_sandbox.agents.executors import find_executor
@@ -46,8 +39,7 @@ class SandboxOptions(Section):
 
     @field_validator("arguments")
     @classmethod
-    def _are_of_the_program(cls, given: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
-        """Those of the program, as soon as that is known."""
+    def _check_by_program(cls, given: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
         if command := info.data.get("command") or info.context:
             try:
                 find_executor(command).read(given, f"the arguments of {command}")
@@ -154,7 +146,7 @@ def _read(file: Path, model: type[_M], context: str = "") -> _M:
         value = node and yaml.SafeLoader("").construct_document(node)
         return model.model_validate(value, context=context)
     except ValidationError as exc:
-        wrong = [_sentence(file, node, model, error) for error in exc.errors()]
+        wrong = [_explain(file, node, model, error) for error in exc.errors()]
         raise ConfigError("\n".join(wrong[:10])) from exc
     except (OSError, ValueError, yaml.YAMLError, RecursionError) as exc:
         raise ConfigError(f"{file} cannot be read: {exc}") from exc
@@ -168,10 +160,9 @@ def _text(file: Path) -> str:
     return text
 
 
-def _sentence(
+def _explain(
     file: Path, node: yaml.Node | None, model: type[BaseModel], error: ErrorDetails
 ) -> str:
-    """Return what is wrong with a value, and where it stands."""
     place = str(file)
     for key in error["loc"]:
         if isinstance(node, yaml.MappingNode):

@@ -4,12 +4,7 @@ import json
 import logging
 import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import (
-    AbstractAsyncContextManager,
-    AsyncExitStack,
-    asynccontextmanager,
-    nullcontext,
-)
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -144,7 +139,6 @@ async def _write_usage(
     kept = {name: told[name] for name in ("usage", "cost_usd", "turns", "duration_ms", "is_error")}
     of = {"user": chat.user, "chat": chat.chat, "assistant": assistant, "connector": connector}
     line = json.dumps({"time": datetime.now(UTC).isoformat(timespec="seconds"), **of, **kept})
-
     try:
         async with await anyio.open_file(file, "a", encoding="utf-8") as log:
             await log.write(f"{line}\n")

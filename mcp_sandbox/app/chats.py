@@ -35,7 +35,6 @@ from mcp_sandbox.telemetry import logs
 if TYPE_CHECKING:
     from mcp_sandbox.audit import Audit
     from mcp_sandbox.egress.rules import EgressRules as Hosts
-    from mcp_sandbox.policy import Rules
     from mcp_sandbox.server.server import SandboxServer
     from mcp_sandbox.sessions.chat_records import Clock, UseTimes
     from mcp_sandbox.sessions.doors import Egress
@@ -117,7 +116,7 @@ async def open_manager(
     """
     await to_thread.run_sync(import_module, "mcp_sandbox.sessions.manager")
     from mcp_sandbox.audit import open_audit
-    from mcp_sandbox.policy import choose_profile
+    from mcp_sandbox.policy import choose_profile, load_rules
     from mcp_sandbox.sessions.approvals import Approvals
     from mcp_sandbox.sessions.chat_records import ChatRecords, UseTimes, system_clock
     from mcp_sandbox.sessions.gate import PolicyCheck
@@ -168,7 +167,7 @@ async def open_manager(
         )
         skills = skills or open_skills(config)
         judge = PolicyCheck(
-            await to_thread.run_sync(read_policy_rules, config),
+            await to_thread.run_sync(load_rules, config.policy.rules),
             choose_profile(config.policy.profile, backend.name),
             config.network,
             Approvals(ledger, audit, config.sessions.lifetime),
@@ -199,21 +198,13 @@ def read_allowed_hosts(config: Config) -> "Hosts | None":
     return read_egress_rules(config.egress)
 
 
-def read_policy_rules(config: Config) -> "Rules":
-    """Return the rules by which calls are graded. Blocks on the disk.
-
-    Raises ConfigError: a file of the operator's cannot be used.
-    """
-    from mcp_sandbox.policy import load_rules
-
-    return load_rules(config.policy.rules)
-
-
 def check(config: Config) -> None:
     """Raise ConfigError now for what opening the manager would raise it for. Blocks on the disk."""
+    from mcp_sandbox.policy import load_rules
+
     read_allowed_hosts(config)
     find_programs(config)
-    read_policy_rules(config)
+    load_rules(config.policy.rules)
 
 
 def find_programs(config: Config) -> tuple[Mount, ...]:
@@ -281,13 +272,10 @@ def make_server(
     from mcp_sandbox.server.server import build_server
     from mcp_sandbox.server.skills.visible import VisibleSkills
 
-    callers, session_for = (
-        make_caller_finder(chat_of_connection),
-        make_session_finder(chat_of_connection, session),
-    )
+    callers = make_caller_finder(chat_of_connection)
     seen = VisibleSkills(skills, callers, config.skills) if config.skills.enabled else None
     return build_server(
-        session_for,
+        make_session_finder(chat_of_connection, session),
         network=config.network,
         project=config.project.access,
         isolated=config.backend != "unsafe-local",
@@ -373,7 +361,6 @@ class LazyManager:
             logger.warning("no sandbox can be made now: %s", exc)
 
     async def session(self, chat: ChatId) -> "Session":
-        """Return the session of an agent's calls."""
         return await (await self.open()).session(chat, judged=True)
 
     async def _hold_open(self, *, task_status: "TaskStatus[SessionManager]") -> None:

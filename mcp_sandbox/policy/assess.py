@@ -157,7 +157,7 @@ async def assess_aside(
 def load_rules(files: Sequence[Path] = ()) -> Rules:
     """Return the shipped rules with those of an operator's files, whose examples hold.
 
-    Raises ConfigError: a file is wrong, or an example of it; the message names file, line and reason.
+    Raises ConfigError: a file or an example in it is wrong; the message has file, line and reason.
     """
     rules = read_rules(files) if files else _shipped()
     if wrong := next(check_examples(rules, _shipped()), None):

@@ -10,12 +10,7 @@ from typing import Any, Literal
 
 from mcp.server.elicitation import AcceptedElicitation, DeclinedElicitation
 from mcp.server.mcpserver.exceptions import ToolError
-from mcp.server.mcpserver.resolve import (
-    Elicit,
-    Resolve,
-    build_resolver_plans,
-    resolve_arguments,
-)
+from mcp.server.mcpserver.resolve import Elicit, Resolve, build_resolver_plans, resolve_arguments
 from mcp.shared.exceptions import MCPError
 from mcp.types import InputRequiredResult
 from pydantic import BaseModel, Field

@@ -362,7 +362,6 @@ class Command:
         return result, content
 
     def row(self) -> dict[str, Any]:
-        """Return its row in a list of commands."""
         status = -1 if self._status is None else self._status
         exited, killed = (status >= 0 and how(status) for how in (os.WIFEXITED, os.WIFSIGNALED))
         return {
@@ -426,7 +425,7 @@ class Wait:
         """Start the command with its code and stdin, or watch one that runs. May raise OpError."""
         size = self._args.get("code_bytes")
         if more:
-            self.grant_credit(len(body))
+            self._reply.credit(len(body))
         if self._op == "stop":
             self.command.stop(int(self._args["signal"]), float(self._args["grace_s"]))
         elif self._op == "type" and self.command.streams.keyboard:
@@ -452,12 +451,8 @@ class Wait:
             self.command.leave(self)
 
     def feed(self, data: bytes, *, more: bool) -> None:
-        self.grant_credit(len(data))
+        self._reply.credit(len(data))
         self.command.feed(data, more=more)
-
-    def grant_credit(self, size: int) -> None:
-        """Give the caller credit for `size` bytes of input that were taken."""
-        self._reply.credit(size)
 
     @property
     def is_full(self) -> bool:

@@ -159,19 +159,19 @@ class Streams:
             from mcp_sandbox.runner.calls.terminal_input import TerminalInput  # noqa: PLC0415 - for these alone
 
             self.keyboard = TerminalInput(self._loop)
-            self._listen(self.keyboard.master)
+            self._listen(stdout=self.keyboard.master)
             self.theirs = self.keyboard.theirs
             return
         out_read, out_write = os.pipe()
         err_read, err_write = os.pipe()
-        self._listen(out_read, err_read)
+        self._listen(stdout=out_read, stderr=err_read)
         nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         self.theirs = [nothing, out_write, err_write]
 
     def use(self, ours: tuple[int, int], theirs: list[int]) -> None:
         """Take the pipes of a program that was started before its command was known."""
         self.theirs = theirs
-        self._listen(*ours)
+        self._listen(stdout=ours[0], stderr=ours[1])
 
     def give(self, code: bytes, *, on_stdin: bool) -> None:
         file = _kept(code)
@@ -199,15 +199,12 @@ class Streams:
             self.theirs[0], self._stdin = _flowing(self._stdin), None
         return not more
 
-    def _listen(self, stdout: int, stderr: int | None = None) -> None:
+    def _listen(self, **pipes: int) -> None:
         if self._takes:
-            widen_pipe(stdout, CHUNK)
-        self._taps["stdout"] = PipeReader(
-            self._loop, stdout, lambda data: self._take("stdout", data)
-        )
-        if stderr is not None:
-            self._taps["stderr"] = PipeReader(
-                self._loop, stderr, lambda data: self._take("stderr", data)
+            widen_pipe(pipes["stdout"], CHUNK)
+        for name, pipe in pipes.items():
+            self._taps[name] = PipeReader(
+                self._loop, pipe, lambda data, name=name: self._take(name, data)
             )
 
     def _take(self, name: str, data: bytes) -> None:

@@ -64,7 +64,6 @@ class Notebook:
         # The state that the last cell reported.
         self.state = "new"
         self._started = time.monotonic()
-
         self.job: dict[str, Any] = {}
         self.lingers = self.released = False
 

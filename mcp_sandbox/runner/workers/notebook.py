@@ -30,8 +30,6 @@ _INSTEAD = {
     "env": "os.environ",
     "run": "runpy.run_path()",
 }
-
-
 # In the format of linecache, which is loaded only after the first answer: it takes a while.
 _sources: dict[str, Any] = {}
 

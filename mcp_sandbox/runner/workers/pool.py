@@ -254,7 +254,6 @@ class Pool:
             self._looking.plan()
 
     def _lost(self, gone: WorkerHandle) -> None:
-        """Handle the end of a worker that pid 1 or user code has killed."""
         self.spares.lose(gone)
         self._busy.discard(gone)
         self._resting.discard(gone)
@@ -301,17 +300,13 @@ class Pool:
     def kill_background(self) -> None:
         """Kill everything whose command has ended."""
         self.free_held()
-        # Zombies count against the process limit, too.
-        tree = (
-            {pid: int(fields[1]) for pid, fields in processes.read_stats()} if self._resting else {}
-        )
-        left = [
-            one
-            for one in self._resting
-            if len(processes.find_descendants([one.pid or -1], tree)) > 1
-        ]
-        for one in (*left, *(one for one in self._busy if one.listener is None)):
-            self.kill(one)
+        tree = _count_threads()[1] if self._resting else {}
+        for one in self._resting:
+            if len(processes.find_descendants([one.pid or -1], tree)) > 1:
+                self.kill(one)
+        for one in self._busy:
+            if one.listener is None:
+                self.kill(one)
         self.orphans.kill()
 
     def _known(self) -> set[int]:
@@ -364,7 +359,6 @@ class SpareWorkers:
         self._cool_later()
 
     def prepare(self, *, seat: bool = False) -> None:
-        """Start a worker before a call needs it."""
         try:
             self._idle[seat] = self._idle[seat] or [self._new(seat=seat)]
         except OSError:
@@ -598,7 +592,7 @@ class ProcessLimit:
         is_roomy = seen == frozenset(roots) and time.monotonic() < roomy_until
         if self._most <= 0 or not (roots or self._dying) or is_roomy:
             return True, None
-        threads, tree = _look()
+        threads, tree = _count_threads()
         self._dying &= threads.keys()
         if self._dying and time.monotonic() < self._until:
             return False, None
@@ -612,7 +606,7 @@ class ProcessLimit:
         return False, largest
 
 
-def _look() -> tuple[dict[int, int], dict[int, int]]:
+def _count_threads() -> tuple[dict[int, int], dict[int, int]]:
     """Return threads and parent by pid, zombies included: they count against the limit."""
     threads, tree = {}, {}
     for pid, fields in processes.read_stats():
