@@ -13,23 +13,12 @@ from uuid import NAMESPACE_OID, uuid5
 import anyio
 from anyio.abc import TaskGroup
 
+from mcp_sandbox import errors
 from mcp_sandbox.agents.assistants import Assistant
 from mcp_sandbox.agents.events import Completion, Event, LineDecoder, Notice, Progress, Text, Usage
 from mcp_sandbox.agents.executors.base import Executor, ModelAccess, Program, Run
 from mcp_sandbox.agents.hooks import Computer, Context, FileInfo, HookMemory, Hooks, Messages
 from mcp_sandbox.agents.messages import Conversation, read_conversation
-from mcp_sandbox.errors import (
-    Busy,
-    CallerError,
-    Draining,
-    InvalidArgument,
-    NotPermitted,
-    OperatorError,
-    SandboxError,
-    SandboxGone,
-    TooLarge,
-    Unsupported,
-)
 from mcp_sandbox.models import ChatId, ExecResult
 from mcp_sandbox.runtime.channel import own_tasks
 from mcp_sandbox.sessions.session import Session
@@ -71,7 +60,7 @@ class Agent:
     def session(self) -> Session:
         """The chat's. Raises Unsupported: the agent has no sandbox."""
         if not self.sandbox:
-            raise Unsupported("the agent has no sandbox: add `sandbox: {}` to its assistant")
+            raise errors.Unsupported("the agent has no sandbox: add `sandbox: {}` to its assistant")
         return self.sandbox
 
     @asynccontextmanager
@@ -87,7 +76,7 @@ class Agent:
         """End what runs; returns when nothing of it is left. It does nothing any more."""
         self._tasks = None
         for each in [*self._runs]:
-            each.error = Draining("the agent was closed during the run")
+            each.error = errors.Draining("the agent was closed during the run")
             await each.stop()
 
     async def execute(self, messages: Messages, *, resume: bool = False) -> Completion:
@@ -112,12 +101,14 @@ class Agent:
         read_conversation(messages)
         executor = self.executor()
         if self._tasks is None:
-            raise Draining("the agent is closed: open it again")
+            raise errors.Draining("the agent is closed: open it again")
         if resume and not self.sandbox:
-            raise InvalidArgument("without a sandbox nothing is resumed: give the earlier messages")
+            raise errors.InvalidArgument(
+                "without a sandbox nothing is resumed: give the earlier messages"
+            )
         conversation = str(uuid5(NAMESPACE_OID, f"mcp-sandbox {self.chat} {self.assistant.name}"))
         if resume and conversation in self.in_use:
-            raise Busy("the conversation is in use by another run: wait for its end")
+            raise errors.Busy("the conversation is in use by another run: wait for its end")
         run = _Listener(executor, conversation if resume else "")
         self._runs.add(run)
         self.in_use.add(run.resumed)
@@ -152,7 +143,7 @@ class Agent:
             status, error = await way.ask("GET /v1/models", b"", leave)
         if status in (401, 403) or status >= 500:
             why = f"the model service answers {status}: {error}"
-            raise OperatorError(f"{why}: correct its url or key in connectors")
+            raise errors.OperatorError(f"{why}: correct its url or key in connectors")
         tools = ", ".join(way.tool_names) or "none"
         return {"program": version.strip(), "model": f"answers {status}", "tools": tools}
 
@@ -171,14 +162,14 @@ class Agent:
                 try:
                     if self.memory and context.memory != known:
                         await self.memory.save(context.memory)
-                except (SandboxError, TypeError, ValueError) as exc:
+                except (errors.SandboxError, TypeError, ValueError) as exc:
                     problem += f" What ctx.memory holds is not kept: {exc}"
                 if self.on_end:
                     await self.on_end(completion)
                 await run.tell([*([Notice(problem)] if problem else ()), completion])
-        except SandboxError as exc:
+        except errors.SandboxError as exc:
             run.error = exc
-            if made and isinstance(exc, NotPermitted) and self.session.has_sandbox:
+            if made and isinstance(exc, errors.NotPermitted) and self.session.has_sandbox:
                 await self.session.reset()
         finally:
             run.ended.set()
@@ -198,7 +189,7 @@ class Agent:
                     run.usage = way.usage
                     ended = await self._start(run, way, conversation)
                     await run.take(b"\n")
-        except SandboxGone as exc:
+        except errors.SandboxGone as exc:
             ended = f"sandbox: {exc}"
         return run.completion(ended, round((anyio.current_time() - began_s) * 1000))
 
@@ -225,7 +216,7 @@ class Agent:
             )
             return _how_ended(result)
         finally:
-            with anyio.move_on_after(_TIDY_S, shield=True), suppress(SandboxError):
+            with anyio.move_on_after(_TIDY_S, shield=True), suppress(errors.SandboxError):
                 if self.sandbox.has_sandbox:
                     await self.session.exec(["rm", "-rf", folder])
 
@@ -241,7 +232,7 @@ class Agent:
         """Return what a folder holds, by name."""
         listing = await self.session.list_files(path, limit=_MOST_NAMES)
         if listing.truncated:
-            raise TooLarge(f"{path} has {listing.total:,} entries, over {_MOST_NAMES:,}")
+            raise errors.TooLarge(f"{path} has {listing.total:,} entries, over {_MOST_NAMES:,}")
         return [
             FileInfo(Path(each.path).name, each.size, each.kind == "directory", each.modified)
             for each in listing.entries
@@ -257,7 +248,7 @@ class Agent:
         async def take(data: bytes) -> None:
             output.extend(data)
             if len(output) > _MOST_OUTPUT:
-                raise TooLarge(f"over {_MOST_OUTPUT:,} bytes: take a part of it")
+                raise errors.TooLarge(f"over {_MOST_OUTPUT:,} bytes: take a part of it")
 
         await self.session.exec(command, take=take, check=True)
         return bytes(output)
@@ -270,7 +261,7 @@ class _Listener:
         self.executor, self.resumed = executor, resumed
         self.telling, self.told = anyio.create_memory_object_stream[list[Event]]()
         self.scope, self.ended = anyio.CancelScope(), anyio.Event()
-        self.error: SandboxError | None = None
+        self.error: errors.SandboxError | None = None
         self.usage: Callable[[], Usage] = Usage
         self._lines = LineDecoder()
         self._last: Completion | None = None
@@ -327,7 +318,7 @@ async def _ready(executor: Executor, session: Session, resumed: str = "", folder
         build = f"`mcp-sandbox images build {name}` makes {image} for docker.image, or "
         why = f"there is no program {name} in the sandbox: {build if image else ''}"
         why += f"set agents.programs to a folder that has bin/{name}"
-    raise Unsupported(why)
+    raise errors.Unsupported(why)
 
 
 async def _prepared(listener: _Listener, run: Run, session: Session) -> Program:
@@ -343,7 +334,7 @@ async def _prepared(listener: _Listener, run: Run, session: Session) -> Program:
         for name, data in program.files.items():
             if data:
                 await session.write_file(f"{run.folder}/{name}", data)
-    except CallerError as exc:
+    except errors.CallerError as exc:
         exc.args = (f"failed to prepare environment: {exc}", *exc.args[1:])
         raise
     return program

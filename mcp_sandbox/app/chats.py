@@ -19,16 +19,10 @@ import anyio
 from anyio import to_thread
 from anyio.abc import TaskGroup, TaskStatus
 
+from mcp_sandbox import errors
 from mcp_sandbox.backends.base import Backend
 from mcp_sandbox.backends.sandbox_records import sandbox_user
 from mcp_sandbox.config import Config, load_config, own_folders
-from mcp_sandbox.errors import (
-    BackendUnavailable,
-    ConfigError,
-    ImageMissing,
-    InvalidArgument,
-    OperatorError,
-)
 from mcp_sandbox.models import PROGRAMS, BackendName, ChatId, Mount
 from mcp_sandbox.telemetry import logs
 
@@ -84,12 +78,12 @@ async def choose_backend(config: Config) -> AsyncGenerator[tuple[Backend, str]]:
         async with open_backend(name, config) as backend:
             try:
                 found = await backend.probe()
-            except (BackendUnavailable, ImageMissing) as exc:
+            except (errors.BackendUnavailable, errors.ImageMissing) as exc:
                 failures.append(f"{name} cannot be used: {exc}")
             else:
                 yield backend, "; ".join((found, *failures))
                 return
-    raise BackendUnavailable(
+    raise errors.BackendUnavailable(
         "no backend isolates on this machine. Install and start Docker and run `mcp-sandbox "
         "images build`, or install bubblewrap. " + " ".join(failures)
     )
@@ -185,7 +179,7 @@ def read_allowed_hosts(config: Config) -> "Hosts | None":
     if config.network != "allowlist":
         return None
     if config.backend == "unsafe-local":
-        raise ConfigError(
+        raise errors.ConfigError(
             "network: allowlist needs a wall, and unsafe-local has none: name another backend, or "
             "set network to open"
         )
@@ -219,8 +213,8 @@ def find_programs(config: Config) -> tuple[Mount, ...]:
     try:
         private = (config.data_dir, *own_folders())
         folder = check_folder(config.agents.programs, private, or_root=True)
-    except InvalidArgument as exc:
-        raise ConfigError(f"agents.programs: {exc}") from exc
+    except errors.InvalidArgument as exc:
+        raise errors.ConfigError(f"agents.programs: {exc}") from exc
     return (Mount(folder, PROGRAMS, read_only=True),)
 
 
@@ -357,7 +351,7 @@ class LazyManager:
         """Open it before the first request; a failure is reported to each request."""
         try:
             await self.open()
-        except OperatorError as exc:
+        except errors.OperatorError as exc:
             logger.warning("no sandbox can be made now: %s", exc)
 
     async def session(self, chat: ChatId) -> "Session":

@@ -9,27 +9,20 @@ from typing import Protocol
 
 from anyio.abc import ByteStream
 
-from mcp_sandbox.models import (
-    BackendName,
-    Ending,
-    SandboxFacts,
-    SandboxId,
-    SandboxInfo,
-    SandboxSpec,
-)
+from mcp_sandbox import models
 
 
 class Sandbox(Protocol):
     """A running sandbox, seen from the host."""
 
     @property
-    def id(self) -> SandboxId: ...
+    def id(self) -> models.SandboxId: ...
     @property
     def token(self) -> bytes:
         """The secret that both ends of every channel prove to know; user code cannot read it."""
 
     @property
-    def facts(self) -> SandboxFacts: ...
+    def facts(self) -> models.SandboxFacts: ...
     @property
     def labels(self) -> Mapping[str, str]: ...
     async def open_channel(self) -> ByteStream:
@@ -44,7 +37,7 @@ class Sandbox(Protocol):
     async def resume(self) -> None:
         """Let it go on; one that is not paused is fine. Raises SandboxGone."""
 
-    async def ending(self, *, within_s: float = 0.0) -> Ending | None:
+    async def ending(self, *, within_s: float = 0.0) -> models.Ending | None:
         """Return why it ended; None if it still runs after `within_s` seconds."""
 
 
@@ -52,7 +45,7 @@ class Backend(Protocol):
     """A place where sandboxes live."""
 
     @property
-    def name(self) -> BackendName: ...
+    def name(self) -> models.BackendName: ...
     async def probe(self) -> str:
         """Return one line that says what works here, after really trying it.
 
@@ -65,7 +58,7 @@ class Backend(Protocol):
     async def origin(self, image: str = "") -> str:
         """Return an identity of what sandboxes of this `image` are made from. OperatorError."""
 
-    async def create(self, spec: SandboxSpec) -> Sandbox:
+    async def create(self, spec: models.SandboxSpec) -> Sandbox:
         """Make and start a sandbox; returns once its runner accepts connections.
 
         Raises:
@@ -76,16 +69,16 @@ class Backend(Protocol):
             StorageUnavailable: the data root cannot be written.
         """
 
-    async def attach(self, sandbox_id: SandboxId) -> Sandbox:
+    async def attach(self, sandbox_id: models.SandboxId) -> Sandbox:
         """Find a running sandbox of any server; a paused one goes on. Raises SandboxGone."""
 
-    async def relabel(self, sandbox_id: SandboxId, labels: Mapping[str, str]) -> None:
+    async def relabel(self, sandbox_id: models.SandboxId, labels: Mapping[str, str]) -> None:
         """Give a sandbox other labels; raises SandboxGone, StorageUnavailable."""
 
-    async def running(self) -> Sequence[SandboxInfo]:
+    async def running(self) -> Sequence[models.SandboxInfo]:
         """Return the sandboxes of this data root."""
 
-    async def destroy(self, sandbox_id: SandboxId) -> None:
+    async def destroy(self, sandbox_id: models.SandboxId) -> None:
         """Stop and remove it with everything that runs in it; gone already is not an error.
 
         Raises BackendUnavailable if the engine or the kernel does not let go of it.

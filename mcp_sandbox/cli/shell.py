@@ -21,16 +21,7 @@ from mcp_sandbox.cli.options import Socket, socket_path
 from mcp_sandbox.config.environment import variable
 from mcp_sandbox.daemon.control_client import open_control_call
 from mcp_sandbox.errors import NoDaemon, OperatorError
-from mcp_sandbox.runner.wire.terminal_frames import (
-    DATA,
-    END,
-    ERROR,
-    STDERR,
-    Frames,
-    frame,
-    frames,
-    size,
-)
+from mcp_sandbox.runner.wire import terminal_frames
 
 _PIECE = 64 * 1024
 
@@ -97,7 +88,7 @@ class _Joined:
     def __init__(self, daemon: socket.socket, woken: int) -> None:
         self._daemon = daemon
         self._woken = woken
-        self._frames = Frames()
+        self._frames = terminal_frames.Frames()
         self._to_daemon = bytearray()
         self._typing = True
 
@@ -114,11 +105,13 @@ class _Joined:
             with suppress(BlockingIOError):
                 os.read(self._woken, _PIECE)
                 columns, rows = shutil.get_terminal_size()
-                self._to_daemon += size(rows, columns)
+                self._to_daemon += terminal_frames.size(rows, columns)
             if 0 in ready:
                 typed = os.read(0, _PIECE)
                 self._typing = bool(typed)
-                self._to_daemon += b"".join(frames(typed)) or frame(DATA, b"")
+                self._to_daemon += b"".join(terminal_frames.frames(typed)) or terminal_frames.frame(
+                    terminal_frames.DATA, b""
+                )
             # A daemon that is gone is met when we read.
             with suppress(BlockingIOError, ConnectionError):
                 del self._to_daemon[: self._daemon.send(self._to_daemon)]
@@ -136,11 +129,11 @@ class _Joined:
 
     def _show(self, data: bytes) -> int | None:
         for kind, content in self._frames.feed(data):
-            if kind in (DATA, STDERR):
-                _write(1 if kind == DATA else 2, content)
-            elif kind == ERROR:
+            if kind in (terminal_frames.DATA, terminal_frames.STDERR):
+                _write(1 if kind == terminal_frames.DATA else 2, content)
+            elif kind == terminal_frames.ERROR:
                 raise OperatorError(content.decode("utf-8", "replace"))
-            elif kind == END:
+            elif kind == terminal_frames.END:
                 ended = json.loads(content)
                 return int(128 + ended["signal"] if ended["signal"] else ended["exit_code"] or 0)
         return None

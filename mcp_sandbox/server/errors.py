@@ -10,13 +10,7 @@ from mcp.server.mcpserver.exceptions import ToolError
 from mcp.shared.exceptions import MCPError
 from mcp.types import INTERNAL_ERROR, INVALID_PARAMS
 
-from mcp_sandbox.errors import (
-    CallerError,
-    CapacityReached,
-    OperatorError,
-    SandboxError,
-    SandboxGone,
-)
+from mcp_sandbox import errors
 from mcp_sandbox.server.text import shorten, show
 
 P = ParamSpec("P")
@@ -25,16 +19,16 @@ R = TypeVar("R")
 logger = logging.getLogger(__name__)
 
 _MAX_MESSAGE_BYTES = 8_000
-_TODO: tuple[tuple[type[SandboxError], str], ...] = (
+_TODO: tuple[tuple[type[errors.SandboxError], str], ...] = (
     (
-        SandboxGone,
+        errors.SandboxGone,
         "The sandbox ended during this call and nothing was repeated: look at what the call had "
         "already done, then call again. The next call gets a new sandbox on the same files; "
         "processes and /tmp are gone.",
     ),
-    (CapacityReached, "Try again later, or tell the user that the sandbox server is full."),
+    (errors.CapacityReached, "Try again later, or tell the user that the sandbox server is full."),
     (
-        OperatorError,
+        errors.OperatorError,
         "A person must fix this on the machine of the sandbox server; other arguments will not "
         "help. Tell the user.",
     ),
@@ -53,7 +47,7 @@ def readable_errors() -> Generator[None]:
         yield
     except (ToolError, MCPError):
         raise
-    except SandboxError as exc:
+    except errors.SandboxError as exc:
         raise ToolError(text_for_model(exc)) from exc
     except Exception as exc:
         logger.exception("a tool call failed unexpectedly")
@@ -77,14 +71,14 @@ def protocol_errors(
         try:
             with sole_error():
                 return await answer(*args, **kwargs)
-        except SandboxError as exc:
-            code = INVALID_PARAMS if isinstance(exc, CallerError) else INTERNAL_ERROR
+        except errors.SandboxError as exc:
+            code = INVALID_PARAMS if isinstance(exc, errors.CallerError) else INTERNAL_ERROR
             raise MCPError(code=code, message=text_for_model(exc)) from exc
 
     return answered
 
 
-def text_for_model(error: SandboxError) -> str:
+def text_for_model(error: errors.SandboxError) -> str:
     """Return what happened, and what to do next."""
     said = shorten(show(str(error) or type(error).__doc__ or ""), _MAX_MESSAGE_BYTES)
     text = f"{said.head}…{said.tail}" if said.left_out else said.head

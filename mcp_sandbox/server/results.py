@@ -19,22 +19,7 @@ from typing import Any, NamedTuple
 from mcp.types import CallToolResult, ContentBlock, ImageContent, TextContent
 from pydantic import BaseModel
 
-from mcp_sandbox.models import (
-    TROUBLE,
-    Background,
-    DeleteResult,
-    EditResult,
-    Entry,
-    EntryKind,
-    ExecResult,
-    FileContent,
-    GlobResult,
-    GrepResult,
-    Listing,
-    MoveResult,
-    ProcessRow,
-    WriteResult,
-)
+from mcp_sandbox import models
 from mcp_sandbox.runner.files.reading import MAX_IMAGE, image_type
 from mcp_sandbox.server.text import (
     MAX_TEXT_BYTES,
@@ -79,7 +64,7 @@ _READERS = (
 )
 _SILENT = {True: "(nothing new was printed)", False: "(no output)"}
 _GAP = " bytes left out here; "
-_TROUBLE = re.compile(f"^.*(?:{TROUBLE})", re.IGNORECASE | re.MULTILINE)
+_TROUBLE = re.compile(f"^.*(?:{models.TROUBLE})", re.IGNORECASE | re.MULTILINE)
 # Clients showed ten pictures of this size, and not many more.
 _FIGURES_SHOWN, _FIGURE_BYTES, _FIGURE_SIDE = 10, 1024 * 1024, 2_000
 _IN_META = (
@@ -191,7 +176,7 @@ def _webp(data: bytes) -> tuple[int, int]:
 _MEASURES = {"image/png": _png, "image/jpeg": _jpeg, "image/gif": _gif, "image/webp": _webp}
 
 
-def exec_result(result: ExecResult, *, tail: int | None = None) -> CallToolResult:
+def exec_result(result: models.ExecResult, *, tail: int | None = None) -> CallToolResult:
     """Return stdout, stderr and how the command ended, each a block when not empty.
 
     With `tail` the last lines of what is held.
@@ -224,7 +209,7 @@ def exec_result(result: ExecResult, *, tail: int | None = None) -> CallToolResul
     return texts([_SILENT[result.running] if silent else "", *blocks], meta, *pictures)
 
 
-def _pictures(figures: Sequence[FileContent]) -> tuple[list[ImageContent], list[str]]:
+def _pictures(figures: Sequence[models.FileContent]) -> tuple[list[ImageContent], list[str]]:
     """Return the figures to show, and lines on all of them."""
     shown, said, names = list[ImageContent](), list[str](), list[str]()
     for figure in figures[:_FIGURES_SHOWN]:
@@ -245,12 +230,12 @@ def _pictures(figures: Sequence[FileContent]) -> tuple[list[ImageContent], list[
     return shown, said
 
 
-def _image(content: FileContent, found: Picture) -> ImageContent:
+def _image(content: models.FileContent, found: Picture) -> ImageContent:
     data = base64.b64encode(content.data).decode()
     return ImageContent(data=data, mime_type=found.mime, type="image")
 
 
-def _stream(text: str, max_bytes: int, result: ExecResult, total_bytes: int) -> str:
+def _stream(text: str, max_bytes: int, result: models.ExecResult, total_bytes: int) -> str:
     cut, size = Shortened(text), max_bytes
     # What was printed is cut, not what is shown of it: so the hint knows the place in the file.
     lost = total_bytes > byte_length(text)  # The runner has left out the middle already.
@@ -279,10 +264,10 @@ def _stream(text: str, max_bytes: int, result: ExecResult, total_bytes: int) -> 
     return f"{head}\n[… {missing:,}{_GAP}{rest} …]\n{tail}"
 
 
-def _ending(result: ExecResult, unseen: int) -> Iterable[str]:
+def _ending(result: models.ExecResult, unseen: int) -> Iterable[str]:
     if unseen > 0:
-        look = f"grep -naiE '{TROUBLE}' {result.output_file}"
-        yield f"{_count(unseen, 'line')} left out with {TROUBLE}: exec {look}"
+        look = f"grep -naiE '{models.TROUBLE}' {result.output_file}"
+        yield f"{_count(unseen, 'line')} left out with {models.TROUBLE}: exec {look}"
     if ended := _goes_on(result) if result.running else _how_it_ended(result):
         seconds = f"{result.process} has ended after {result.duration_ms / 1000:.0f} s: "
         yield seconds * bool(result.process and not result.running) + ended
@@ -304,7 +289,7 @@ def _ending(result: ExecResult, unseen: int) -> Iterable[str]:
         yield f"files created or changed: {', '.join(names)}{others}"
 
 
-def _goes_on(result: ExecResult) -> str:
+def _goes_on(result: models.ExecResult) -> str:
     name, seconds = result.process, f"{result.duration_ms / 1000:.0f} s"
     how = "what was waited for is there; it " if result.until_met else ""
     until = ""
@@ -320,7 +305,7 @@ def _goes_on(result: ExecResult) -> str:
     )
 
 
-def process_list(rows: Sequence[ProcessRow]) -> CallToolResult:
+def process_list(rows: Sequence[models.ProcessRow]) -> CallToolResult:
     """Return a line each: id, state, seconds, memory, what it belongs to, the command."""
     lines = [
         f"{row.id}  {say_state(row)}  {row.seconds:.0f} s  "
@@ -332,7 +317,7 @@ def process_list(rows: Sequence[ProcessRow]) -> CallToolResult:
     return texts(["\n".join(lines) or "[no process runs in the background, or has lately]"], meta)
 
 
-def _how_it_ended(result: ExecResult) -> str:
+def _how_it_ended(result: models.ExecResult) -> str:
     seconds = round(result.duration_ms / 1000, 1)
     ended = f"exit code {result.exit_code}" if result.exit_code or result.process else ""
     if result.timed_out:
@@ -353,7 +338,7 @@ def _how_it_ended(result: ExecResult) -> str:
     return ended
 
 
-def _what_made_room(ended: Background) -> str:
+def _what_made_room(ended: models.Background) -> str:
     counts = Counter(show_name(each.command) or "a process" for each in ended.processes)
     names = [f"{clip(name, 80)}{f' ({n} times)' if n > 1 else ''}" for name, n in counts.items()]
     others = ended.total - len(ended.processes)
@@ -364,7 +349,7 @@ def _what_made_room(ended: Background) -> str:
     )
 
 
-def file_content(content: FileContent) -> CallToolResult:
+def file_content(content: models.FileContent) -> CallToolResult:
     """Numbered lines, an image, or a description of bytes that are neither."""
     meta = {name: getattr(content, name) for name in _OF_FILE} | {"path": show_name(content.path)}
     if content.kind == "text":
@@ -383,7 +368,7 @@ def file_content(content: FileContent) -> CallToolResult:
     return texts([text], meta, _image(content, found))
 
 
-def _numbered(content: FileContent, meta: dict[str, Any]) -> CallToolResult:
+def _numbered(content: models.FileContent, meta: dict[str, Any]) -> CallToolResult:
     text = content.data.decode("utf-8", "replace")
     lines = show(text).removesuffix("\n").split("\n") if text else []
     cut = (
@@ -395,7 +380,7 @@ def _numbered(content: FileContent, meta: dict[str, Any]) -> CallToolResult:
     return texts(["\n".join(rows), "\n".join(_file_notes(content, len(rows)))], meta)
 
 
-def _file_notes(content: FileContent, shown: int) -> Iterable[str]:
+def _file_notes(content: models.FileContent, shown: int) -> Iterable[str]:
     first, total = content.first_line, content.total_lines
     if not (content.size or content.data):
         yield "[the file is empty]"
@@ -410,14 +395,14 @@ def _file_notes(content: FileContent, shown: int) -> Iterable[str]:
         yield f"[{cut} shortened here; exec with cut -c shows more]"
 
 
-def write_result(result: WriteResult, *, append: bool) -> CallToolResult:
+def write_result(result: models.WriteResult, *, append: bool) -> CallToolResult:
     """Return what was written where."""
     done = "created" if result.created else "appended to" if append else "replaced"
     meta = {"path": show_name(result.path), "written": result.written, "created": result.created}
     return texts([f"{done} {meta['path']} ({_count(result.written, 'byte')})"], meta)
 
 
-def edit_result(result: EditResult, *, dry_run: bool) -> CallToolResult:
+def edit_result(result: models.EditResult, *, dry_run: bool) -> CallToolResult:
     """Return the unified diff."""
     cut = shorten(show(result.diff), _OUTPUT_BYTES)
     gap = f"[… {cut.left_out:,} bytes of the diff left out …]\n"
@@ -429,7 +414,7 @@ def edit_result(result: EditResult, *, dry_run: bool) -> CallToolResult:
     )
 
 
-def glob_result(result: GlobResult) -> CallToolResult:
+def glob_result(result: models.GlobResult) -> CallToolResult:
     """Return one path a line, newest first."""
     lines = fitting(map(show_name, result.paths), _OUTPUT_BYTES)
     truncated = result.truncated or len(lines) < len(result.paths)
@@ -439,7 +424,7 @@ def glob_result(result: GlobResult) -> CallToolResult:
     return texts(["\n".join(lines), *notes], meta)
 
 
-def grep_result(result: GrepResult) -> CallToolResult:
+def grep_result(result: models.GrepResult) -> CallToolResult:
     """`file:line:text`, then how many matches there are."""
     lines = fitting((clip(show_name(line), 2_000) for line in result.lines), _OUTPUT_BYTES)
     truncated = result.truncated or len(lines) < len(result.lines)
@@ -450,7 +435,7 @@ def grep_result(result: GrepResult) -> CallToolResult:
     return texts(["\n".join(lines), note], meta)
 
 
-def delete_result(result: DeleteResult) -> CallToolResult:
+def delete_result(result: models.DeleteResult) -> CallToolResult:
     """Return what was removed."""
     inside = _count(result.entries - 1, "entry", "entries")
     more = f" with {inside}" if result.entries > 1 else ""
@@ -458,7 +443,7 @@ def delete_result(result: DeleteResult) -> CallToolResult:
     return texts([text], {"path": show_name(result.path), "entries": result.entries})
 
 
-def move_result(result: MoveResult) -> CallToolResult:
+def move_result(result: models.MoveResult) -> CallToolResult:
     """Return what went where."""
     source, destination = show_name(result.source), show_name(result.destination)
     replaced = " (replaced what was there)" if result.replaced else ""
@@ -486,7 +471,7 @@ class ListedEntry(BaseModel, frozen=True):
     """One entry; `name` is a path that the other tools take, `modified` is in UTC."""
 
     name: str
-    type: EntryKind
+    type: models.EntryKind
     size: int
     modified: str
     link_target: str | None = None
@@ -529,7 +514,7 @@ class SandboxInfoReport(BaseModel, frozen=True):
     versions: dict[str, str]
 
 
-def listed_files(listing: Listing) -> CallToolResult:
+def listed_files(listing: models.Listing) -> CallToolResult:
     """Return the entries that fit in one result, with a note on how to see the rest."""
     entries = fitting(map(_listed, listing.entries), _ENTRIES_BYTES, as_json)
     truncated = listing.truncated or len(entries) < len(listing.entries)
@@ -540,7 +525,7 @@ def listed_files(listing: Listing) -> CallToolResult:
     )
 
 
-def _listed(entry: Entry) -> ListedEntry:
+def _listed(entry: models.Entry) -> ListedEntry:
     return ListedEntry(
         name=show_name(entry.path),
         type=entry.kind,

@@ -21,21 +21,9 @@ import anyio.lowlevel
 from anyio.abc import ByteReceiveStream, ByteSendStream, ByteStream
 from anyio.streams.buffered import BufferedByteReceiveStream
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+from mcp import types
 from mcp.server import Server
 from mcp.shared.message import ServerMessageMetadata, SessionMessage
-from mcp.types import (
-    INTERNAL_ERROR,
-    INVALID_REQUEST,
-    PARSE_ERROR,
-    ErrorData,
-    JSONRPCError,
-    JSONRPCMessage,
-    JSONRPCNotification,
-    JSONRPCRequest,
-    JSONRPCResponse,
-    RequestId,
-    jsonrpc_message_adapter,
-)
 from pydantic import ValidationError
 
 from mcp_sandbox.server.errors import sole_error
@@ -163,9 +151,9 @@ class _Wire:
         self._most_bytes = most_bytes
         self._lock = anyio.Lock()
         # Whether its answer is waited for.
-        self._open: dict[RequestId, bool] = {}
+        self._open: dict[types.RequestId, bool] = {}
         # Of the tool calls under way.
-        self._patience: dict[RequestId | None, ClientTimeout] = {}
+        self._patience: dict[types.RequestId | None, ClientTimeout] = {}
         self._answered = anyio.Event()
 
     async def read(
@@ -189,7 +177,7 @@ class _Wire:
     async def write(self, from_server: MemoryObjectReceiveStream[SessionMessage]) -> None:
         async with from_server:
             async for item in from_server:
-                if not isinstance(item.message, JSONRPCResponse | JSONRPCError):
+                if not isinstance(item.message, types.JSONRPCResponse | types.JSONRPCError):
                     await self._send_message(item.message)
                     continue
                 patience = self._patience.pop(item.message.id, None)
@@ -203,35 +191,35 @@ class _Wire:
         await self._wait_until_answered()
         serving.cancel()
 
-    async def _parsed(self, line: bytes | Overlong) -> JSONRPCMessage | None:
+    async def _parsed(self, line: bytes | Overlong) -> types.JSONRPCMessage | None:
         if isinstance(line, Overlong):
             problem = f"a message may have {self._most_bytes:,} bytes, this one had {line.size:,}"
-            await self._refuse(find_request_id(line.head), INVALID_REQUEST, problem)
+            await self._refuse(find_request_id(line.head), types.INVALID_REQUEST, problem)
             return None
         try:
-            return jsonrpc_message_adapter.validate_json(line, by_name=False)
+            return types.jsonrpc_message_adapter.validate_json(line, by_name=False)
         except ValidationError as exc:
             first = exc.errors(include_url=False, include_input=False)[0]
-            code, problem = INVALID_REQUEST, "not a JSON-RPC 2.0 message"
+            code, problem = types.INVALID_REQUEST, "not a JSON-RPC 2.0 message"
             if first["type"] == "json_invalid":
-                code, problem = PARSE_ERROR, first["msg"]
+                code, problem = types.PARSE_ERROR, first["msg"]
             await self._refuse(find_request_id(line), code, problem)
             return None
 
-    async def _has_room_for(self, message: JSONRPCMessage) -> bool:
+    async def _has_room_for(self, message: types.JSONRPCMessage) -> bool:
         """Refuse one request too many, which also waits for a client that does not read."""
-        if not isinstance(message, JSONRPCRequest) or len(self._open) < MOST_UNANSWERED:
+        if not isinstance(message, types.JSONRPCRequest) or len(self._open) < MOST_UNANSWERED:
             return True
         problem = f"{MOST_UNANSWERED} requests are unanswered: wait for answers before you ask"
         await self._refuse(message.id, _TOO_MANY, problem)
         return False
 
-    async def _refuse(self, request_id: RequestId | None, code: int, problem: str) -> None:
+    async def _refuse(self, request_id: types.RequestId | None, code: int, problem: str) -> None:
         logger.warning("refused a message of the client: %s", problem)
-        error = ErrorData(code=code, message=problem)
-        await self._send_message(JSONRPCError(jsonrpc="2.0", id=request_id, error=error))
+        error = types.ErrorData(code=code, message=problem)
+        await self._send_message(types.JSONRPCError(jsonrpc="2.0", id=request_id, error=error))
 
-    async def _send_message(self, message: JSONRPCMessage) -> None:
+    async def _send_message(self, message: types.JSONRPCMessage) -> None:
         data = _encoded(message)
         async with self._lock:
             try:
@@ -239,15 +227,15 @@ class _Wire:
             except anyio.BrokenResourceError:
                 logger.debug("the client reads no more: dropped a message to it")
 
-    def _about(self, message: JSONRPCMessage) -> ServerMessageMetadata | None:
+    def _about(self, message: types.JSONRPCMessage) -> ServerMessageMetadata | None:
         """Return what the called tool learns of its client's patience."""
         self._patience.pop(_cancelled_by(message)[0], None)
-        if not isinstance(message, JSONRPCRequest) or message.method != "tools/call":
+        if not isinstance(message, types.JSONRPCRequest) or message.method != "tools/call":
             return None
         self._patience[message.id] = ClientTimeout()
         return ServerMessageMetadata(request_context=self._patience[message.id])
 
-    def _is_lost_patience(self, message: JSONRPCMessage) -> bool:
+    def _is_lost_patience(self, message: types.JSONRPCMessage) -> bool:
         """Return whether a client gives up by its own time limit, and no person interrupted it.
 
         It has forgotten the call. What that has started goes on, and the agent is told of its end.
@@ -260,10 +248,10 @@ class _Wire:
         patience.leave.cancel()
         return True
 
-    def _note_request(self, message: JSONRPCMessage) -> None:
-        if isinstance(message, JSONRPCRequest):
+    def _note_request(self, message: types.JSONRPCMessage) -> None:
+        if isinstance(message, types.JSONRPCRequest):
             self._open[message.id] = message.method != "subscriptions/listen"
-        elif isinstance(message, JSONRPCNotification) and message.params:
+        elif isinstance(message, types.JSONRPCNotification) and message.params:
             # A cancelled request is never answered.
             self._settle(message.params.get("requestId"))
 
@@ -278,9 +266,9 @@ class _Wire:
             await self._answered.wait()
 
 
-def _cancelled_by(message: JSONRPCMessage) -> tuple[RequestId, str]:
+def _cancelled_by(message: types.JSONRPCMessage) -> tuple[types.RequestId, str]:
     """Return the request that a message says is cancelled, and why; "" if it says nothing such."""
-    if not isinstance(message, JSONRPCNotification) or message.method != _CANCELLED:
+    if not isinstance(message, types.JSONRPCNotification) or message.method != _CANCELLED:
         return "", ""
     said = message.params or {}
     request_id = said.get("requestId")
@@ -289,15 +277,17 @@ def _cancelled_by(message: JSONRPCMessage) -> tuple[RequestId, str]:
     return request_id, str(said.get("reason"))
 
 
-def _encoded(message: JSONRPCMessage) -> bytes:
+def _encoded(message: types.JSONRPCMessage) -> bytes:
     try:
         text = message.model_dump_json(by_alias=True, exclude_unset=True)
     except ValueError:
         # A lone surrogate or another value that JSON cannot carry must not end the connection.
         logger.exception("a message to the client cannot be written as JSON")
-        error = ErrorData(code=INTERNAL_ERROR, message="the answer cannot be written as JSON")
-        request_id = message.id if isinstance(message, JSONRPCResponse) else None
-        text = JSONRPCError(jsonrpc="2.0", id=request_id, error=error).model_dump_json()
+        error = types.ErrorData(
+            code=types.INTERNAL_ERROR, message="the answer cannot be written as JSON"
+        )
+        request_id = message.id if isinstance(message, types.JSONRPCResponse) else None
+        text = types.JSONRPCError(jsonrpc="2.0", id=request_id, error=error).model_dump_json()
     return text.encode() + b"\n"
 
 

@@ -203,9 +203,10 @@ class Streams:
         if self._takes:
             widen_pipe(pipes["stdout"], CHUNK)
         for name, pipe in pipes.items():
-            self._taps[name] = PipeReader(
-                self._loop, pipe, lambda data, name=name: self._take(name, data)
-            )
+            self._tap(name, pipe)
+
+    def _tap(self, name: str, pipe: int) -> None:
+        self._taps[name] = PipeReader(self._loop, pipe, lambda data: self._take(name, data))
 
     def _take(self, name: str, data: bytes) -> None:
         if data:

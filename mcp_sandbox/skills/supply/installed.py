@@ -24,14 +24,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from mcp_sandbox import durable
-from mcp_sandbox.errors import (
-    AlreadyExists,
-    ConfigError,
-    SourceUnavailable,
-    UnknownSkill,
-    UnusableSkill,
-)
+from mcp_sandbox import durable, errors
 from mcp_sandbox.models import ChatId
 from mcp_sandbox.skills.contents import digest_of, set_digest
 from mcp_sandbox.skills.supply.tree import Tree, documents, read_folder, show
@@ -139,11 +132,11 @@ class InstalledSkills:
             UnusableSkill: no skill can have that name here.
         """
         if name == LOCK_FILE or name.startswith(".") or "/" in name:
-            raise UnusableSkill(f"no skill can be called {show(name)} here: change its name")
+            raise errors.UnusableSkill(f"no skill can be called {show(name)} here: change its name")
         with self._changing():
             old = read_folder(self.folder / name) if self._is_there(name) else None
             if old != instead_of:
-                raise AlreadyExists(
+                raise errors.AlreadyExists(
                     f"the skill {name} was changed by another process: look at it, and try again"
                 )
             former = None if old is None else self._present(name, old)
@@ -158,7 +151,7 @@ class InstalledSkills:
             entry = _read_lock(self.folder).get(name)
             place = self._skills / ".former" / self._user / name
             if entry is None or entry.former is None or not place.is_dir():
-                raise UnknownSkill(
+                raise errors.UnknownSkill(
                     f"there is no former version of {name}: only an update keeps one"
                 )
             present = self._present(name, read_folder(self.folder / name))
@@ -197,7 +190,7 @@ class InstalledSkills:
             return InstalledState(name, entry, problem="its folder is gone")
         try:
             tree = read_folder(self.folder / name)
-        except (UnusableSkill, SourceUnavailable) as exc:
+        except (errors.UnusableSkill, errors.SourceUnavailable) as exc:
             return InstalledState(name, entry, problem=str(exc))
         now = file_digests(tree)
         then = now if entry is None else entry.files
@@ -218,7 +211,7 @@ class InstalledSkills:
         entry = _read_lock(self.folder).get(name)
         if entry is None and not self._is_there(name):
             known = ", ".join(sorted(self._names())[:20]) or "none"
-            raise UnknownSkill(
+            raise errors.UnknownSkill(
                 f"the user {self._user} has no skill {name[:100]!r} installed; there are: {known}"
             )
         return entry
@@ -306,7 +299,7 @@ def _read_lock(folder: Path) -> Mapping[str, LockEntry]:
     except FileNotFoundError:
         return {}
     except ValidationError as exc:
-        raise ConfigError(
+        raise errors.ConfigError(
             f"{path} is damaged: move it away; `mcp-sandbox skills lock` writes it anew from the "
             "files that are there, but not where they came from"
         ) from exc
