@@ -119,7 +119,7 @@ def _reaching(asked: dict[str, Any]) -> Iterator[str]:
         if (kind := tool.get("type")) not in _OWN_TOOLS:
             yield f"a tool of type {str(kind)[:80]!r}"
     for name in ("system", "messages", "input", "instructions"):
-        if any(map(_is_elsewhere, _blocks(asked.get(name)))):
+        if any(map(_is_to_be_fetched, _blocks(asked.get(name)))):
             yield f"a place elsewhere in {name!r}"
 
 
@@ -132,8 +132,7 @@ def _blocks(content: object) -> Iterator[dict[str, Any]]:
             yield from _blocks(block.get(name))
 
 
-def _is_elsewhere(block: dict[str, Any]) -> bool:
-    """Return whether a block is not in the request, but to be fetched."""
+def _is_to_be_fetched(block: dict[str, Any]) -> bool:
     source = _object(block.get("source"))
     if source and source.get("type") not in _OWN_SOURCES:
         return True
@@ -293,7 +292,7 @@ class Gateway:
         headers = dict(request.headers)
         what = self._admitted(request, headers)
         async with self._places:
-            body = await self._body(client, headers)
+            body = await self._read_body(client, headers)
             async with own_tasks() as tasks:
                 tasks.start_soon(client.watch, tasks.cancel_scope.cancel)
                 async with aclosing(self._answer(what, headers, body)) as events:
@@ -315,8 +314,7 @@ class Gateway:
             raise Refusal(404, f"only these can be asked: {', '.join(known)}")
         return what
 
-    async def _body(self, client: Peer, headers: Mapping[bytes, bytes]) -> bytearray:
-        """Return the complete body. Raises Refusal, RefusedError."""
+    async def _read_body(self, client: Peer, headers: Mapping[bytes, bytes]) -> bytearray:
         body, announced = bytearray(), int(headers.get(b"content-length", 0))
         try:
             with anyio.fail_after(self._request_s):
@@ -343,7 +341,7 @@ class Gateway:
         except OperatorError as exc:
             logger.warning("%s", exc)
             raise Refusal(403, "the key cannot be read; the operator must correct it") from exc
-        self._spend(len(asked))
+        self._count_request(len(asked))
         place, mask = self._connector.address(target), Mask([key])
         going, usage, whole = self._headers(headers, key), UsageReader(self.counts), False
         try:
@@ -376,8 +374,7 @@ class Gateway:
         ]
         return h11.Response(status_code=response.status_code, headers=headers)
 
-    def _spend(self, size: int) -> None:
-        """Count one more request. Raises Refusal: the run has reached a limit."""
+    def _count_request(self, size: int) -> None:
         for name in ("requests", "output_tokens"):
             if getattr(self.counts, name) >= (most := getattr(self._limits, f"max_{name}")):
                 raise Refusal(403, f"this run has used all of agents.run.max_{name}, {most:,}")

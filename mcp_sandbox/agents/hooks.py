@@ -54,7 +54,6 @@ class Computer:
         self.write_file, self.list_dir, self.exec = agent.write_file, agent.list_dir, agent.exec
 
     async def read_file(self, path: str) -> str:
-        """Return the text of a file."""
         return (await self._read(path)).decode("utf-8", "replace")
 
 

@@ -206,7 +206,7 @@ class Agent:
         folder = f"/tmp/mcp-sandbox-run-{secrets.token_hex(8)}"  # noqa: S108 - inside
         try:
             run = Run(folder, conversation, way, listener.resumed)
-            program = await _prepared(listener, run, self.sandbox)
+            program = await _prepare_program(listener, run, self.sandbox)
             result = await self.session.exec(
                 program.argv,
                 env=program.env,
@@ -214,7 +214,7 @@ class Agent:
                 timeout_s=max(0.1, until_s - anyio.current_time()),
                 take=listener.take,
             )
-            return _how_ended(result)
+            return _explain_end(result)
         finally:
             with anyio.move_on_after(_TIDY_S, shield=True), suppress(errors.SandboxError):
                 if self.sandbox.has_sandbox:
@@ -321,8 +321,7 @@ async def _ready(executor: Executor, session: Session, resumed: str = "", folder
     raise errors.Unsupported(why)
 
 
-async def _prepared(listener: _Listener, run: Run, session: Session) -> Program:
-    """Return what is to be started; its files are there."""
+async def _prepare_program(listener: _Listener, run: Run, session: Session) -> Program:
     try:
         record = await _ready(listener.executor, session, run.resumed, run.folder)
         if record:
@@ -340,8 +339,7 @@ async def _prepared(listener: _Listener, run: Run, session: Session) -> Program:
     return program
 
 
-def _how_ended(result: ExecResult) -> str:
-    """Return why there is no result, with the last words of the program."""
+def _explain_end(result: ExecResult) -> str:
     why = f"exit: it ended with exit code {result.exit_code} and without a result"
     if result.timed_out:
         why = "timeout: its time was over"

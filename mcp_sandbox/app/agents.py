@@ -87,7 +87,7 @@ async def open_agent(  # noqa: PLR0913 - what an agent can be given
     # Before anything is started.
     await service.key()
     if on_end is None and settings.usage_log:
-        on_end = partial(_write_usage, settings.usage_log, chat_id, found.name, service.name)
+        on_end = partial(_log_usage, settings.usage_log, chat_id, found.name, service.name)
     if hooks is None:
         hooks = await to_thread.run_sync(load_hooks, found.hooks)
     bridge = config.bridge.model_copy(
@@ -131,10 +131,9 @@ async def _placed(
         yield session, HookMemory(chats.use_times, chat)
 
 
-async def _write_usage(
+async def _log_usage(
     file: Path, chat: ChatId, assistant: str, connector: str, completion: Completion
 ) -> None:
-    """Note what a run has cost, as a line of JSON."""
     told = asdict(completion)
     kept = {name: told[name] for name in ("usage", "cost_usd", "turns", "duration_ms", "is_error")}
     of = {"user": chat.user, "chat": chat.chat, "assistant": assistant, "connector": connector}

@@ -105,7 +105,6 @@ class ChainVerifier:
     _removed: set[str] = field(default_factory=lambda: {str(START)})
 
     def see(self, name: str, lines: Iterable[bytes]) -> None:
-        """Look at the lines of the next file."""
         for at, line in enumerate(lines, 1):
             if found := _LINE.fullmatch(line):
                 self._look(line, *found.groups())
@@ -151,7 +150,6 @@ class ChainVerifier:
         self._time, self._unread = time, False
 
     def end(self) -> None:
-        """Finish after the last line."""
         if str(self._front) not in self._removed:
             self.problems.append(
                 f"what line {self._front.n + 1} follows is missing, and no line says that "

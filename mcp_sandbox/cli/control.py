@@ -49,7 +49,7 @@ def status(as_json: AsJson = False, socket: Socket = None) -> None:
 
 def _figures(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "daemon", f"pid {found['pid']}, version {found['version']}"
-    yield "started", _since(found["started"])
+    yield "started", _show_age(found["started"])
     for name in ("socket", "data", "backend"):
         yield name, str(found[name])
     yield "settings", found.get("notice", "as configured")
@@ -68,8 +68,7 @@ def _figures(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "warm pool", pool
 
 
-def _since(moment: str) -> str:
-    """Return how long ago it was, in the largest unit that fits."""
+def _show_age(moment: str) -> str:
     seconds = (datetime.now(UTC) - datetime.fromisoformat(moment)).total_seconds()
     return f"{in_words(seconds)} ago" if seconds >= 60 else "just now"
 
@@ -126,11 +125,10 @@ def answer(socket: Path | None, command: str, arguments: JsonObject) -> JsonObje
     except NoDaemon:
         if socket is not None:
             raise
-    return anyio.run(_alone, load(None).config, command, arguments)
+    return anyio.run(_do_without_daemon, load(None).config, command, arguments)
 
 
-async def _alone(config: Config, command: str, arguments: JsonObject) -> JsonObject:
-    """Do in this process what the daemon would do; no sandbox is made."""
+async def _do_without_daemon(config: Config, command: str, arguments: JsonObject) -> JsonObject:
     from mcp_sandbox.app.chats import LazyManager, open_manager
     from mcp_sandbox.daemon.chats import ChatControl
 
@@ -156,7 +154,7 @@ def ls(
             "files only" if row["state"] == "warm" else row["state"],
             "?" if row.get("size") is None else show_bytes(row["size"]),
             row["backend"],
-            _since(row["last_used"]),
+            _show_age(row["last_used"]),
             str(row["busy"] or ""),
             str(row["background"] or ""),
             row["assistant"],

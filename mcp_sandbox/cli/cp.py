@@ -185,14 +185,15 @@ def _unpack(stream: _Tar, root: int) -> int:
                 tar.members.clear()  # type: ignore[attr-defined]
                 name = "x/" + member.name.removeprefix("./").rstrip("/")
                 parts = [b"x"] if first else os.fsencode(name).split(b"/")
-                left_out, first = left_out + (not _make(root, parts, tar, member)), False
+                left_out, first = left_out + (not _make_entry(root, parts, tar, member)), False
     except (tarfile.TarError, RecursionError) as exc:
         raise OperatorError(f"what the sandbox sent is no whole tar: {exc}") from exc
     return left_out
 
 
-def _make(root: int, parts: list[bytes], tar: tarfile.TarFile, member: tarfile.TarInfo) -> bool:
-    """Make a plain file or folder where nothing is; whether it could be."""
+def _make_entry(
+    root: int, parts: list[bytes], tar: tarfile.TarFile, member: tarfile.TarInfo
+) -> bool:
     if len(parts) > _DEEPEST or {b"", b".", b".."}.intersection(parts):
         return False
     with suppress(FileExistsError, FileNotFoundError, NotADirectoryError), ExitStack() as opened:

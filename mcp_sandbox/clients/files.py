@@ -177,7 +177,7 @@ class EntryChange:
         """Write it; raises ConfigError if it cannot be, and then the file is as before."""
         if self.is_none and not self.undo:
             return
-        if _read(self.path) != self.before:
+        if _read_text(self.path) != self.before:
             raise ConfigError(f"{self.path} was changed by another program just now: try again")
         place = _place(self.path)
         try:
@@ -210,8 +210,8 @@ def plan_change(target: EntryPlace, *, undo: bool) -> EntryChange:
 
     Raises ConfigError: the file cannot be changed without harm, or there is nothing to undo.
     """
-    path = _resolved(target.path)
-    before, old = _read(path), _backup(path)
+    path = _follow_links(target.path)
+    before, old = _read_text(path), _backup(path)
     if undo and old is None:
         raise ConfigError(f"there is nothing to undo: {path} was not written by `init`")
     with _unharmed(path):
@@ -315,8 +315,7 @@ def _rendered(document: Mapping[str, Any], *, like: str) -> str:
     return mark + (text.replace("\n", "\r\n") if "\r\n" in body else text)
 
 
-def _resolved(path: Path) -> Path:
-    """Return the file behind links, which is the one that is changed."""
+def _follow_links(path: Path) -> Path:
     try:
         if path.is_symlink() and not path.exists():
             raise ConfigError(f"{path} is a link to nothing: make its file or remove the link")
@@ -331,8 +330,7 @@ def _resolved(path: Path) -> Path:
     return real
 
 
-def _read(path: Path) -> str | None:
-    """Return the text exactly as it is, None if there is no file."""
+def _read_text(path: Path) -> str | None:
     try:
         return path.read_bytes().decode()
     except FileNotFoundError:
@@ -353,7 +351,7 @@ def _make_folders(folder: Path) -> tuple[str, ...]:
 
 def _backup(path: Path) -> _Backup | None:
     place = _place(path)
-    text = _read(place)
+    text = _read_text(place)
     if text is None:
         return None
     try:

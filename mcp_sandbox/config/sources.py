@@ -97,7 +97,7 @@ def load_config(
     settings.update(_from_environment(variables))
     for key, value in (flags or {}).items():
         if value is not None:
-            settings[key] = (_based(key, value, Path.cwd()), "command line")
+            settings[key] = (_make_absolute(key, value, Path.cwd()), "command line")
     tree: dict[str, Any] = {}
     for key, (value, _) in settings.items():
         *sections, name = key.split(".")
@@ -179,7 +179,7 @@ def _from_node(node: yaml.Node, path: Path, prefix: str) -> Iterator[tuple[str, 
         if key in _SECTIONS:
             yield from _from_node(value_node, path, f"{key}.")
         elif key in KNOWN:
-            value = _based(key, _value(value_node, path), path.parent.absolute())
+            value = _make_absolute(key, _value(value_node, path), path.parent.absolute())
             yield key, (value, _place(path, name_node))
         else:
             raise ConfigError(f"{_place(path, name_node)}: {_unknown(key)}")
@@ -196,10 +196,9 @@ def _value(node: yaml.Node, path: Path) -> object:
         raise ConfigError(f"{_place(path, node)}: {_where(exc)}; correct the value") from exc
 
 
-def _based(key: str, value: object, folder: Path) -> object:
-    """Return the value of a setting in which relative paths are below a folder."""
+def _make_absolute(key: str, value: object, folder: Path) -> object:
     if key in _PATHS and isinstance(value, list):
-        return [_based(key, each, folder) for each in value]
+        return [_make_absolute(key, each, folder) for each in value]
     relative = key in _PATHS and isinstance(value, str) and value and not value.startswith("~")
     return str(folder / str(value)) if relative else value
 

@@ -133,7 +133,6 @@ class TimedStream(BufferedByteStream):
     """A byte stream whose sending has a time limit."""
 
     async def tell(self, message: Mapping[str, Any]) -> None:
-        """Send one object as a line."""
         await self.send(json.dumps(message).encode() + b"\n")
 
     async def send(self, item: bytes) -> None:

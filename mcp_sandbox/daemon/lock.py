@@ -69,21 +69,20 @@ class DaemonLock:
                 self.release()
                 return _leaving(place, does)
             self._files.append(file)
-            _describe(file, self.holder)
+            _write_holder(file, self.holder)
         return None
 
     def announce_leaving(self) -> None:
         """Tell daemons that start now to wait for the locks instead of giving up."""
         for file in self._files:
-            _describe(file, replace(self.holder, leaving=True))
+            _write_holder(file, replace(self.holder, leaving=True))
 
     def release(self) -> None:
         while self._files:
             unlock(self._files.pop())
 
 
-def _describe(file: int, holder: LockHolder) -> None:
-    """Write into a lock's file which process holds it, for processes that are refused."""
+def _write_holder(file: int, holder: LockHolder) -> None:
     text = json.dumps(asdict(holder)).encode()
     # Padding overwrites the old text in one step, so that readers never see an empty file.
     os.pwrite(file, text.ljust(os.fstat(file).st_size), 0)

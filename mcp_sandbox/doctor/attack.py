@@ -85,7 +85,7 @@ async def attack(config: Config, tell: Callable[[str], object]) -> Attack:
     Raises OperatorError: no sandbox can be made.
     """
     async with temporary_data() as folder, AsyncExitStack() as stack:
-        own, canaries, results = _own(config, folder), ExitStack(), list[Result]()
+        own, canaries, results = _build_own_config(config, folder), ExitStack(), list[Result]()
         stack.push_async_callback(to_thread.run_sync, canaries.close)
         at = await to_thread.run_sync(set_out, folder, canaries, own)
         program = await to_thread.run_sync(inspect.getsource, inside)
@@ -98,7 +98,7 @@ async def attack(config: Config, tell: Callable[[str], object]) -> Attack:
         facts = await session.info()
         gaps = _known_gaps(facts, config)
         for name in inside.ATTEMPTS:
-            verdict, evidence = await _made(session, program, {**at, "attempt": name})
+            verdict, evidence = await _make_attempt(session, program, {**at, "attempt": name})
             group, _, attempt = name.partition(": ")
             if verdict == "BROKEN" and (known := gaps.get(name) or gaps.get(group)):
                 verdict, evidence = "n/a", known if "not so" in evidence else f"{known}: {evidence}"
@@ -107,8 +107,7 @@ async def attack(config: Config, tell: Callable[[str], object]) -> Attack:
     return Attack(facts.backend, facts.isolation, facts.network, tuple(results))
 
 
-async def _made(session: Session, program: str, told: Mapping[str, Any]) -> tuple[str, str]:
-    """Make an attempt and return verdict and evidence, or how its program or sandbox ended."""
+async def _make_attempt(session: Session, program: str, told: Mapping[str, Any]) -> tuple[str, str]:
     attempt, how = told["attempt"], ["python3", "-I", "-S", "-c", program]
     limit_s = _SHORT_S if attempt == inside.TIME else _LIMIT_S
     try:
@@ -125,8 +124,7 @@ async def _made(session: Session, program: str, told: Mapping[str, Any]) -> tupl
     return "BROKEN", said.splitlines()[-1][:200]
 
 
-def _own(config: Config, folder: Path) -> Config:
-    """Return the configuration with its own data root, tight limits and a planted secret."""
+def _build_own_config(config: Config, folder: Path) -> Config:
     given = dict(config.limits)
     source = {"from": f"file:{folder / 'value'}", "hosts": ("a.example.com",), "users": ("doctor",)}
     planted = {_SECRET: SecretConfig.model_validate(source)}

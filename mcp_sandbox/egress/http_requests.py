@@ -53,7 +53,6 @@ class Peer:
         self.http = h11.Connection(role, _MOST_HEAD)
 
     async def send(self, *events: h11.Event) -> None:
-        """Send all of them in one write."""
         await self.stream.send(b"".join(self.http.send(event) or b"" for event in events))
 
     async def receive(self) -> bytes:

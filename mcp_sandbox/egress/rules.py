@@ -35,7 +35,6 @@ class EgressRule:
         return f"{self.host}{port}{' (read only)' if self.read else ''}"
 
     def names(self, host: str) -> bool:
-        """Return whether the rule names this host, whatever the port."""
         return host.endswith(self.host[1:]) if self.host.startswith("*") else host == self.host
 
     def covers(self, target: Target) -> bool:

@@ -131,7 +131,7 @@ class _Reader:
         if char in " \t\r" or text.startswith("\\\n", at):
             self._at += 1 + (char == "\\")
         elif char == "#":
-            self._line()
+            self._rest_of_line()
         elif char == "\n":
             self._at += 1
             self._end(state, ";")
@@ -155,8 +155,7 @@ class _Reader:
             yield char
         self._at += 1
 
-    def _line(self) -> str:
-        """Read on to the end of the line."""
+    def _rest_of_line(self) -> str:
         began, end = self._at, self._text.find("\n", self._at)
         self._at = len(self._text) if end < 0 else end
         return self._text[began : self._at]
@@ -186,7 +185,7 @@ class _Reader:
         """Read on behind `name=(` to its `)`."""
         for char in self._upto(")"):
             if char == "#":
-                self._line()
+                self._rest_of_line()
             else:
                 self._word(depth)
         if found := _ASSIGNED.match(state.command.words[-1]):
@@ -310,7 +309,7 @@ class _Reader:
         for document in documents:
             lines = []
             while self._at < len(self._text):
-                line = self._line()
+                line = self._rest_of_line()
                 self._at += 1
                 if (line.lstrip("\t") if document.strips else line).rstrip("\r") == document.end:
                     break

@@ -98,7 +98,7 @@ class Channel:
         except BaseException:
             await anyio.aclose_forcefully(self._stream)
             raise
-        tasks.start_soon(self._read)
+        tasks.start_soon(self._read_frames)
         if self._role == "host":
             tasks.start_soon(self._watch)
 
@@ -168,7 +168,6 @@ class Channel:
         return self._last_id
 
     def forget(self, number: int) -> None:
-        """Drop all further frames for this call."""
         self._calls.pop(number, None)
 
     async def _converse(
@@ -327,8 +326,7 @@ class Channel:
             for header, _ in self._decoder.feed(await self._stream.receive(65536)):
                 return header
 
-    async def _read(self) -> None:
-        """Hand every frame to its call until the stream ends."""
+    async def _read_frames(self) -> None:
         # Data received together with the runner's welcome is already in the decoder.
         data = b""
         try:

@@ -76,7 +76,6 @@ class Bridge:
         self._core = Server[Any]("host", on_list_tools=self._list, on_call_tool=self._answer)
 
     async def handle(self, stream: ByteStream) -> None:
-        """Serve one connection from inside until it ends."""
         async with self._connections:
             await serve_lines(self._core, stream, stream, most_bytes=MOST_REQUEST)
 
@@ -176,7 +175,7 @@ def _own(settings: BridgeConfig) -> dict[str, _HostTool]:
             raise OperatorError(f"bridge.python: {name} cannot be imported: {exc}") from exc
     for name, each in settings.processes.items():
         shown = Tool(name=name, description=each.about, input_schema={"type": "object"})
-        tools.append(_HostTool(shown, partial(_said_by, each.command), each.timeout))
+        tools.append(_HostTool(shown, partial(_run_json_program, each.command), each.timeout))
     return {each.shown.name: each for each in tools}
 
 
@@ -209,8 +208,7 @@ async def _served(
     }
 
 
-async def _said_by(command: Sequence[str], arguments: dict[str, Any]) -> CallToolResult:
-    """Run a program that reads JSON and writes JSON. Raises OSError, ValueError."""
+async def _run_json_program(command: Sequence[str], arguments: dict[str, Any]) -> CallToolResult:
     said = b""
     async with _process(command, {}) as (process, stdin, stdout):
         with suppress(anyio.BrokenResourceError):

@@ -197,7 +197,9 @@ class SandboxTool(Tool, arbitrary_types_allowed=True):
         try:
             checked = model.model_validate(_meant(arguments, properties)).model_dump_one_level()
         except ValidationError as exc:
-            raise InvalidArgument(_told(exc.errors(include_url=False), properties)) from exc
+            raise InvalidArgument(
+                _describe_problems(exc.errors(include_url=False), properties)
+            ) from exc
         if self.context_kwarg is not None:
             checked[self.context_kwarg] = context
         assert self.session_for  # noqa: S101
@@ -223,11 +225,10 @@ class SandboxTool(Tool, arbitrary_types_allowed=True):
             news.append(f"{self.name}, for which your client did not wait: {said[-_TOLD:]}")
             while news:
                 session.tell_news(news.pop(0))
-        return with_notices(_graded(result, record), news)
+        return with_notices(_add_grade(result, record), news)
 
 
-def _graded(result: CallToolResult, record: CallRecord) -> CallToolResult:
-    """Return the result, with the risk of what has run in its machine-readable form."""
+def _add_grade(result: CallToolResult, record: CallRecord) -> CallToolResult:
     if record.level not in ("medium", "high", "critical"):
         return result
     meta = result.meta or {}
@@ -309,8 +310,7 @@ def _read(value: object, schema: Schema) -> object:
     return value
 
 
-def _told(found: Sequence[ErrorDetails], properties: Schema) -> str:
-    """Return a sentence for each problem that names the parameter and what is allowed."""
+def _describe_problems(found: Sequence[ErrorDetails], properties: Schema) -> str:
     missing = [str(error["loc"][0]) for error in found if error["type"] == "missing"]
     # A value that fits no branch of an optional parameter is reported once per branch.
     sentences = dict.fromkeys(_sentence(error, properties, missing) for error in found[:99])

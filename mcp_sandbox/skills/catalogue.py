@@ -167,7 +167,6 @@ class Catalogue:
         raise UnknownSkill(self._unknown(name, listing))
 
     def changed_since(self, before: "Catalogue") -> Set[str]:
-        """Return the uris of the skills that were added, removed or edited."""
         old, new = before.by_uri, self.by_uri
         edited = {uri for uri in old.keys() & new.keys() if old[uri].stamp != new[uri].stamp}
         return (old.keys() ^ new.keys()) | edited

@@ -295,7 +295,7 @@ class RootScanner:
         self._seen.note(item.path, stamp, settled=settled, follow=item.linked)
 
     def _look_into(self, item: _Item) -> Iterable[_Item]:
-        directory, folder = self._open(item)
+        directory, folder = self._open_folder(item)
         with closing_fd(directory):
             listing = list_folder(directory, self._limits.entries - self._entries)
             self._entries += listing.entries
@@ -337,8 +337,7 @@ class RootScanner:
                 return known
         return read_document(directory, listing.spellings, self._root.name, names, folder)
 
-    def _open(self, item: _Item) -> tuple[int, Path]:
-        """Open a folder and return its descriptor and its path on the host."""
+    def _open_folder(self, item: _Item) -> tuple[int, Path]:
         if not item.linked:
             path = os.fsencode(item.path or ".")
             return open_directory(self._directory, path), self._root.folder / item.path

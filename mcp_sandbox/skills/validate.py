@@ -194,7 +194,7 @@ def judge(files: Mapping[str, bytes]) -> Sequence[Diagnostic]:
     if (total := sum(map(len, files.values()))) > 8 * 2**20:
         reason = f"The skill has {total / 2**20:.1f} MiB; clients take 16 at most."
         found.append(Diagnostic("large-skill", "note", reason, "Leave out what can be fetched."))
-    return _thinned(found)
+    return _limit_each_kind(found)
 
 
 def _of_file(path: str, data: bytes) -> Iterator[Diagnostic]:
@@ -236,8 +236,7 @@ def _at(sign: _Sign, path: str, text: str, match: re.Match[str]) -> Diagnostic:
     return Diagnostic(sign.code, "warning", reason, sign.fix, line, path)
 
 
-def _thinned(found: Sequence[Diagnostic]) -> Sequence[Diagnostic]:
-    """Yield the first of each kind; hundreds of one kind would hide the others."""
+def _limit_each_kind(found: Sequence[Diagnostic]) -> Sequence[Diagnostic]:
     counts = Counter[str]()
     kept = list[Diagnostic]()
     for each in found:

@@ -141,12 +141,12 @@ def _delete_item(trash: int, name: bytes, checkpoint: Checkpoint) -> bool:
         nonlocal progress
         if entry.is_dir(follow_symlinks=False):
             return True
-        progress |= _gone(os.unlink, os.fsencode(entry.name), directory)
+        progress |= _try_remove(os.unlink, os.fsencode(entry.name), directory)
         return False
 
     def leave(parent: int, name: bytes) -> None:
         nonlocal progress
-        progress |= _gone(os.rmdir, name, parent)
+        progress |= _try_remove(os.rmdir, name, parent)
 
     while progress:
         progress = False
@@ -158,13 +158,12 @@ def _delete_item(trash: int, name: bytes, checkpoint: Checkpoint) -> bool:
             return False
         with closing_fd(item):
             walk(item, visit, checkpoint, leave)
-        if _gone(os.rmdir, name, trash):
+        if _try_remove(os.rmdir, name, trash):
             return True
     return False
 
 
-def _gone(remove: Callable[..., None], name: bytes, parent: int) -> bool:
-    """Remove a name; True when it is no longer there."""
+def _try_remove(remove: Callable[..., None], name: bytes, parent: int) -> bool:
     try:
         remove(name, dir_fd=parent)
     except OSError as exc:

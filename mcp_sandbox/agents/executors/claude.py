@@ -95,7 +95,10 @@ class Claude(PromptInput):
             if not model:
                 raise InvalidArgument("the router has to be told a model: add it to the connector")
             port = 20_000 + secrets.randbelow(10_000)
-            url, files[_ROUTER] = f"http://127.0.0.1:{port}", _router(run.way, port, model)
+            url, files[_ROUTER] = (
+                f"http://127.0.0.1:{port}",
+                _build_router_settings(run.way, port, model),
+            )
             words = ["/bin/sh", "-c", _ROUTED, run.folder, str(port), *words]
         return Program(
             words,
@@ -109,8 +112,8 @@ class Claude(PromptInput):
 
     def _events(self, message: Any) -> Iterator[told.Event]:  # noqa: ANN401 - JSON of a stranger
         match message:
-            case {"type": "stream_event", "event": {"delta": {"text": text}}} if not _beside(
-                message
+            case {"type": "stream_event", "event": {"delta": {"text": text}}} if (
+                not _is_by_sub_agent(message)
             ):
                 event = told.Text(text, partial=True)
                 self._told += len(text)
@@ -119,7 +122,7 @@ class Claude(PromptInput):
                 pass
             case {"type": "assistant" | "user", "message": {"content": [*blocks]}}:
                 for block in blocks:
-                    yield from self._block(block, beside=_beside(message))
+                    yield from self._block(block, beside=_is_by_sub_agent(message))
             case {"type": "result", "is_error": is_error}:
                 yield _completion(message, is_error)
             case {"type": "system", "subtype": "init", "session_id": session_id, "model": model}:
@@ -155,8 +158,7 @@ class Claude(PromptInput):
                 yield told.Unknown(str(block["type"])[:80], json.dumps(block)[: told.SHOWN])
 
 
-def _router(way: ModelAccess, port: int, model: str) -> bytes:
-    """Return the router's settings: one service, whatever model it is asked for."""
+def _build_router_settings(way: ModelAccess, port: int, model: str) -> bytes:
     place = {"name": "host", "api_base_url": f"{way.url}/v1/chat/completions"}
     service = {**place, "api_key": way.key, "models": [model]}
     ours = {"PORT": port, "APIKEY": way.key, "LOG": False, "NON_INTERACTIVE_MODE": True}
@@ -165,8 +167,7 @@ def _router(way: ModelAccess, port: int, model: str) -> bytes:
     ).encode()
 
 
-def _beside(message: dict[str, Any]) -> bool:
-    """Return whether a sub-agent says it."""
+def _is_by_sub_agent(message: dict[str, Any]) -> bool:
     return message.get("parent_tool_use_id") is not None
 
 

@@ -46,7 +46,7 @@ def _entries(folder: Path, targets: Collection[str], reach: dict[str, str]) -> l
             continue
         if path.is_symlink():
             words += ["--symlink", os.readlink(path), name]  # noqa: PTH115 - as it is written
-        elif all(map(_is_there, below)):
+        elif all(map(_is_folder_without_links, below)):
             # It may be gone by then: /run changes all the time.
             words += ["--bind-try", reach.get(name, name), name]
         else:
@@ -54,8 +54,7 @@ def _entries(folder: Path, targets: Collection[str], reach: dict[str, str]) -> l
     return words
 
 
-def _is_there(target: str) -> bool:
-    """Return whether a directory has that path without any link."""
+def _is_folder_without_links(target: str) -> bool:
     return os.path.isdir(target) and os.path.realpath(target) == target  # noqa: PTH112
 
 
@@ -212,13 +211,12 @@ def make_etc(uid: int, gid: int, network: Network, host: Path = Path("/etc")) ->
         "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files dns\n",
     }
     found = {name: content.encode() for name, content in text.items()} | {"gitconfig": GITCONFIG}
-    found |= {name: data for name in copied if (data := _public(host / name)) is not None}
+    found |= {name: data for name in copied if (data := _read_public_file(host / name)) is not None}
     bound = tuple(f"/etc/{name}" for name in binds if (host / name).is_dir())
     return Etc({f"/etc/{name}": data for name, data in found.items()}, bound)
 
 
-def _public(path: Path) -> bytes | None:
-    """Return a file of at most 4 MiB that every user of the host may read, else None."""
+def _read_public_file(path: Path) -> bytes | None:
     try:
         found = path.stat()
         if not stat.S_ISREG(found.st_mode) or not found.st_mode & stat.S_IROTH:

@@ -149,8 +149,7 @@ def image_folder(name: str) -> Path:
     return known[name]
 
 
-def _below(folder: Path) -> str | None:
-    """Return the name of this project's image that one is built on, or None."""
+def _find_base_name(folder: Path) -> str | None:
     found = _ON_OURS.search((folder / "Dockerfile").read_text())
     return found and found[1]
 
@@ -182,7 +181,7 @@ def context_digest(folder: Path, below: str = "") -> str:
 
 
 def _current_digest(folder: Path) -> str:
-    below = _below(folder)
+    below = _find_base_name(folder)
     return context_digest(folder, _current_digest(image_folder(below)) if below else "")
 
 
@@ -230,7 +229,7 @@ class ImageBuilder:
         absent `base`, else BackendUnavailable.
         """
         folder = await to_thread.run_sync(image_folder, name)
-        tag, below = tag or name_image(name), await to_thread.run_sync(_below, folder)
+        tag, below = tag or name_image(name), await to_thread.run_sync(_find_base_name, folder)
         if below and not base:
             base = await self._current(below)
         async with aclosing(connection_of(self.config)) as connection:

@@ -174,7 +174,7 @@ class Streams:
         self._listen(stdout=ours[0], stderr=ours[1])
 
     def give(self, code: bytes, *, on_stdin: bool) -> None:
-        file = _kept(code)
+        file = _make_memory_file(code)
         os.lseek(file, 0, os.SEEK_SET)
         if on_stdin:
             os.close(self.theirs[0])
@@ -183,7 +183,7 @@ class Streams:
             self.theirs.append(file)
 
     def begin_input(self, data: bytes) -> None:
-        self._stdin = _kept(data)
+        self._stdin = _make_memory_file(data)
 
     def feed(self, data: bytes, *, more: bool) -> bool:
         """Add to the input; return whether it is complete. OpError if it is over 256 MiB."""
@@ -275,8 +275,7 @@ class Streams:
         self.capture.close()
 
 
-def _kept(data: bytes) -> int:
-    """Return a new file in memory, without a name, that holds `data`."""
+def _make_memory_file(data: bytes) -> int:
     file = os.memfd_create("given", os.MFD_CLOEXEC)
     os.write(file, data)
     return file

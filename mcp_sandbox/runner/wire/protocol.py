@@ -92,7 +92,6 @@ class Seal:
         self._count = 0
 
     def next(self, *parts: bytes | memoryview) -> bytes:
-        """Return the seal of the next frame in this direction."""
         mac = blake2b(struct.pack(">Q", self._count), key=self._key, digest_size=SEAL_BYTES)
         for part in parts:
             mac.update(part)
@@ -120,7 +119,6 @@ def parts(
 
 
 def _parse_header(raw: bytes) -> dict[str, Any]:
-    """Return the JSON object of a header; raise ProtocolError if it is not one."""
     try:
         header = loads(raw)
     except (ValueError, RecursionError) as exc:

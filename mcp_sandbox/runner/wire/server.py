@@ -124,7 +124,6 @@ class Server:
         self._consider_idle()
 
     def _tell_background(self) -> None:
-        """Tell all connections what commands have left running, if that has changed."""
         told = self._in_background()
         if told != self._told:
             self._told = told
@@ -172,7 +171,7 @@ class Server:
             "python": ".".join(map(str, sys.version_info[:3])),
             "workspace_inode": workspace.st_ino,
             "workspace_changed_ns": workspace.st_ctime_ns,
-            "project": _identity(_PROJECT),
+            "project": _identify_folder(_PROJECT),
             "ended": self._table.untold(),
             **self._told,
         }
@@ -283,8 +282,7 @@ class Server:
         }
 
 
-def _identity(path: str) -> list[int] | None:
-    """Return what identifies a directory; None if it does not exist."""
+def _identify_folder(path: str) -> list[int] | None:
     try:
         found = os.stat(path)
     except OSError:

@@ -86,7 +86,7 @@ class Figures:
     def save(self, figure: Any) -> None:  # noqa: ANN401
         """Save a matplotlib figure as PNG and close it; report failures on stderr."""
         try:
-            self.keep(_drawn(figure), "png")
+            self.keep(_draw_within_limits(figure), "png")
         except Exception as exc:  # noqa: BLE001 - the user's code draws it
             _say(f"a figure could not be drawn: {type(exc).__name__}: {exc}")
         if pyplot := sys.modules.get("matplotlib.pyplot"):
@@ -113,8 +113,7 @@ class Figures:
         return None
 
 
-def _drawn(figure: Any) -> bytes:  # noqa: ANN401
-    """Return a figure as PNG, at a resolution low enough for the limits of size."""
+def _draw_within_limits(figure: Any) -> bytes:  # noqa: ANN401
     dots = min(figure.dpi, _MOST_SIDE / max(figure.get_size_inches()))
     for _ in range(_TRIES):
         buffer = io.BytesIO()

@@ -347,7 +347,6 @@ class SpareWorkers:
         return [*self._idle[False], *self._idle[True], *([warm] if warm else [])]
 
     def take(self, *, seat: bool) -> WorkerHandle:
-        """Return a free or new worker. May raise OSError."""
         idle = self._idle[seat]
         return idle.pop() if idle else self._new(seat=seat)
 
@@ -396,7 +395,6 @@ class SpareWorkers:
         gone.control.close()
 
     def lose(self, gone: WorkerHandle) -> None:
-        """Remove a worker whose process has ended."""
         self.forget(gone)
         if gone in self._idle[gone.is_python]:
             self._idle[gone.is_python].remove(gone)
@@ -554,12 +552,11 @@ def _open(path: str) -> int | None:
 def describe_processes(pids: Iterable[int]) -> dict[str, Any]:
     """Describe the first of these processes, and count them."""
     found = sorted(pids)
-    named = [{"pid": pid, "command": _command(pid)} for pid in found[:MOST_NAMED]]
+    named = [{"pid": pid, "command": _read_command_line(pid)} for pid in found[:MOST_NAMED]]
     return {"background": named, "background_total": len(found)}
 
 
-def _command(pid: int) -> str:
-    """Return the command line of a process, or its name if that is empty."""
+def _read_command_line(pid: int) -> str:
     for name in ("cmdline", "comm"):
         try:
             with open(f"/proc/{pid}/{name}", "rb") as file:

@@ -192,7 +192,7 @@ def recall(memory: str) -> list[str]:
             with open(f"{memory}.save", "xb") as file:
                 file.write(SAVE)
             os.rename(f"{memory}.save", saver(memory))
-        if _size(memory):
+        if _size_if_complete(memory):
             return []
         os.unlink(memory)
     except FileNotFoundError:
@@ -205,7 +205,7 @@ def recall(memory: str) -> list[str]:
 
 def remember(memory: str) -> list[str]:
     """Move a shell's new state into place if complete; return remarks about it."""
-    said, size = ["moved"] * _remove(f"{memory}.moved"), _size(f"{memory}.new")
+    said, size = ["moved"] * _remove(f"{memory}.moved"), _size_if_complete(f"{memory}.new")
     try:
         if size > len(WHOLE):
             os.rename(f"{memory}.new", memory)
@@ -214,8 +214,7 @@ def remember(memory: str) -> list[str]:
     return said if size else [*said, "kept"]
 
 
-def _size(memory: str) -> int:
-    """Return the size of a saved state, 0 unless it is complete."""
+def _size_if_complete(memory: str) -> int:
     content = _content(memory)
     return len(content) if content.endswith(WHOLE) and len(content) <= _MAX_MEMORY else 0
 

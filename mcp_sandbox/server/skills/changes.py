@@ -139,18 +139,18 @@ class SkillChanges:
             scope = anyio.CancelScope()
             connection.exit_stack.callback(scope.cancel)
             tell, whose = partial(_tell, asked.session), self._visible.find_owner(asked)
-            follower = Follower(self._visible, whose, _subscribed(asked), tell)
+            follower = Follower(self._visible, whose, _subscriptions_of(asked), tell)
             asked.lifespan_context[_TASKS].start_soon(_follow, follower, scope)
 
     async def subscribe(self, asked: Asked, params: SubscribeRequestParams) -> EmptyResult:
-        subscribed = _subscribed(asked)
+        subscribed = _subscriptions_of(asked)
         if len(subscribed) >= _MOST_SUBSCRIBED:
             raise _too_many()
         subscribed.add(canonical(params.uri))
         return EmptyResult()
 
     async def unsubscribe(self, asked: Asked, params: UnsubscribeRequestParams) -> EmptyResult:
-        _subscribed(asked).discard(canonical(params.uri))
+        _subscriptions_of(asked).discard(canonical(params.uri))
         return EmptyResult()
 
 
@@ -179,8 +179,7 @@ def _too_many() -> MCPError:
     return MCPError(code=INVALID_REQUEST, message=problem)
 
 
-def _subscribed(asked: Asked) -> set[str]:
-    """Return the resources that a connection of the older protocol subscribed to."""
+def _subscriptions_of(asked: Asked) -> set[str]:
     state = asked.session._connection.state  # noqa: SLF001
     found: set[str] = state.setdefault(_SUBSCRIBED, set[str]())
     return found

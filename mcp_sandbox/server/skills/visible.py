@@ -160,15 +160,14 @@ class Disclosure:
             for kind in ("prompts", "resources", "tools"):
                 capabilities[kind] = {**capabilities.get(kind, {}), "listChanged": True}
         if ctx.method in ("initialize", "server/discover"):
-            return await self._greeting(ctx, result)
+            return await self._add_catalogue(ctx, result)
         if ctx.method != "tools/list" or await self._visible.has_tools(
             self._visible.find_owner(ctx)
         ):
             return result
         return {**result, "tools": [t for t in result["tools"] if t["name"] not in SKILL_TOOLS]}
 
-    async def _greeting(self, ctx: Asked, result: dict[str, Any]) -> dict[str, Any]:
-        """Return the answer with the catalogue, and its machine-readable form."""
+    async def _add_catalogue(self, ctx: Asked, result: dict[str, Any]) -> dict[str, Any]:
         whose = self._visible.find_owner(ctx)
         if isinstance(whose, ChatId):
             self._visible.skills.connected(whose)

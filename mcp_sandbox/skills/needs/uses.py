@@ -305,11 +305,10 @@ def code_blocks(text: str) -> Iterator[tuple[Language, str]]:
         if language and number < 100:
             code = found["code"]
             is_shell = language == "shell"
-            yield language, _unprompted(_PLACEHOLDER.sub(DYNAMIC, code)) if is_shell else code
+            yield language, _strip_prompts(_PLACEHOLDER.sub(DYNAMIC, code)) if is_shell else code
 
 
-def _unprompted(code: str) -> str:
-    """Return the commands of a console's transcript, without prompts and output."""
+def _strip_prompts(code: str) -> str:
     lines = [line.lstrip() for line in code.splitlines()]
     prompted = [line[2:] for line in lines if line.startswith("$ ")]
     return "\n".join(prompted or code.splitlines())

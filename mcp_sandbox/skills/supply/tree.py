@@ -246,7 +246,7 @@ def unpack(data: bytes) -> Tree:
                 if name.endswith("/") or is_junk(name):
                     continue
                 _check_entry(entry)
-                read = b"".join(_bounded(archive, entry, collected.room))
+                read = b"".join(_read_bounded(archive, entry, collected.room))
                 collected.add(name, read, executable=bool(entry.external_attr >> 16 & 0o111))
             return collected.tree()
     except _DAMAGES as exc:
@@ -296,8 +296,7 @@ def _check_entry(entry: zipfile.ZipInfo) -> None:
         raise UnusableSkill(f"{name} asks for rights of its owner: `chmod 755` it, and pack again")
 
 
-def _bounded(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, room: int) -> Iterator[bytes]:
-    """Yield an entry's bytes, counted while they come."""
+def _read_bounded(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, room: int) -> Iterator[bytes]:
     limit = max(_RATIO_COUNTS_FROM, entry.compress_size * _MAX_RATIO)
     seen = 0
     with archive.open(entry) as stream:
