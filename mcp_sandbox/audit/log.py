@@ -31,14 +31,7 @@ from anyio import CancelScope, CapacityLimiter, to_thread
 from anyio.abc import TaskGroup
 
 from mcp_sandbox import durable
-from mcp_sandbox.audit.chain import (
-    START,
-    ChainHead,
-    ChainVerifier,
-    Fields,
-    find_last_sealed,
-    make_line,
-)
+from mcp_sandbox.audit import chain
 from mcp_sandbox.config import AuditConfig
 from mcp_sandbox.errors import StorageUnavailable
 from mcp_sandbox.models import ChatId
@@ -85,7 +78,7 @@ class AuditWriter:
     """
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
-        self.head = START
+        self.head = chain.START
         self._folder, self._max_bytes = folder, max_bytes
         self._busy = threading.Lock()
         self._file = self._lock = -1
@@ -96,7 +89,7 @@ class AuditWriter:
             os.close(descriptor)
         self._file = self._lock = -1
 
-    def append(self, kind: str, fields: Fields, *, wait: bool) -> int:
+    def append(self, kind: str, fields: chain.Fields, *, wait: bool) -> int:
         """Write one line and return its number; without `wait` 0 if it would have to wait."""
         if not (wait or self._file >= 0) or not self._hold(wait=wait):
             return 0
@@ -118,7 +111,7 @@ class AuditWriter:
             for path in list_retired(self._folder):
                 if time.time() - path.stat().st_mtime < keep_s:
                     return
-                last, _ = find_last_sealed(path.read_bytes())
+                last, _ = chain.find_last_sealed(path.read_bytes())
                 if last:
                     self._put("removed", {"until": last.n, "head": last.hash})
                     os.fdatasync(self._file)
@@ -166,8 +159,8 @@ class AuditWriter:
         status = os.fstat(self._file)
         return status.st_size == self._end and status.st_nlink > 0
 
-    def _put(self, kind: str, fields: Fields) -> None:
-        line, head = make_line(self.head, kind, fields)
+    def _put(self, kind: str, fields: chain.Fields) -> None:
+        line, head = chain.make_line(self.head, kind, fields)
         if os.write(self._file, line) < len(line):
             os.ftruncate(self._file, self._end)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -184,12 +177,12 @@ class AuditWriter:
         last, self._end = None, 0
         for span in (1 << 16, size):
             begin = max(0, size - span)
-            last, end = find_last_sealed(os.pread(self._file, size - begin, begin))
+            last, end = chain.find_last_sealed(os.pread(self._file, size - begin, begin))
             if last:
                 self._end = begin + end
                 break
         if not last and (full := list_retired(self._folder)):
-            last, _ = find_last_sealed(full[-1].read_bytes())
+            last, _ = chain.find_last_sealed(full[-1].read_bytes())
         if last and last.n > self.head.n:
             self.head = last
         if self._end < size:
@@ -272,7 +265,7 @@ class Audit:
         self._failing = False
         return number
 
-    async def _append(self, kind: str, fields: Fields) -> int:
+    async def _append(self, kind: str, fields: chain.Fields) -> int:
         append = partial(self._writer.append, kind, fields, wait=True)
         return await to_thread.run_sync(append, limiter=self._limiter)
 
@@ -393,12 +386,12 @@ async def open_audit(folder: Path, settings: AuditConfig) -> AsyncGenerator[Audi
         raise error from error.__cause__
 
 
-def verify(folder: Path, wanted: ChainHead | None = None) -> ChainVerifier:
+def verify(folder: Path, wanted: chain.ChainHead | None = None) -> chain.ChainVerifier:
     """Check every line of the audit in a folder, and that it has the given head.
 
     Raises StorageUnavailable: it cannot be read.
     """
-    check = ChainVerifier(wanted)
+    check = chain.ChainVerifier(wanted)
     with _reading_opened(folder) as files:
         for name, lines in files:
             check.see(name, lines)

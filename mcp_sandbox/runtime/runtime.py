@@ -8,15 +8,10 @@ from anyio import CancelScope
 
 from mcp_sandbox.errors import InvalidArgument
 from mcp_sandbox.models import Background, ExecResult, Language, RunnerStatus, TerminalEnd
+from mcp_sandbox.runtime import processes
 from mcp_sandbox.runtime.call import JsonObject, read_background, read_small_number
 from mcp_sandbox.runtime.channel import Channel
 from mcp_sandbox.runtime.files import Files
-from mcp_sandbox.runtime.processes import (
-    LATE_S,
-    RuntimeProcesses,
-    checked_answers,
-    read_exec_result,
-)
 from mcp_sandbox.telemetry.calls import ended_span
 
 # Why a sandbox does not end: other servers, calls, background processes; "" if it ends.
@@ -36,7 +31,7 @@ class Runtime:
     """
 
     def __init__(self, channel: Channel, *, keep_bytes: int, may_grow: bool = True) -> None:
-        self.files, self.processes = Files(channel), RuntimeProcesses(channel)
+        self.files, self.processes = Files(channel), processes.RuntimeProcesses(channel)
         self.hello = channel.hello
         self.aclose, self.wait_broken = channel.aclose, channel.wait_broken
         self._channel = channel
@@ -66,9 +61,9 @@ class Runtime:
         """The processes that commands left running; the runner reports every change."""
         return self._channel.background
 
-    async def status(self, *, timeout_s: float = LATE_S) -> RunnerStatus:
+    async def status(self, *, timeout_s: float = processes.LATE_S) -> RunnerStatus:
         said = (await self._channel.call("status", {}, timeout_s=timeout_s)).result
-        async with checked_answers(self._channel):
+        async with processes.checked_answers(self._channel):
             connections, calls = int(said["connections"]), int(said["calls"])
             return RunnerStatus(connections, calls, read_background(said), float(said["idle_s"]))
 
@@ -79,8 +74,8 @@ class Runtime:
         longer counts as a user if the sandbox goes on for others: close the channel then.
         """
         args = {"background_too": background_too, "leaving": leaving}
-        said = (await self._channel.call("retire", args, timeout_s=LATE_S)).result
-        async with checked_answers(self._channel):
+        said = (await self._channel.call("retire", args, timeout_s=processes.LATE_S)).result
+        async with processes.checked_answers(self._channel):
             if said.get("why") not in get_args(Refusal):
                 raise ValueError("why it does not end")
         return cast("Refusal", said["why"])
@@ -175,7 +170,7 @@ class Runtime:
         reply = await self._channel.call(
             "terminal", told, body=frames, timeout_s=float("inf"), sink=lambda _, data: show(data)
         )
-        async with checked_answers(self._channel):
+        async with processes.checked_answers(self._channel):
             code, number = (
                 read_small_number(reply.result[name]) for name in ("exit_code", "signal")
             )
@@ -203,13 +198,13 @@ class Runtime:
             "run",
             args,
             body=(code or b"") + stdin,
-            timeout_s=float("inf") if endless else limit_s + LATE_S,
+            timeout_s=float("inf") if endless else limit_s + processes.LATE_S,
             sink=on_output,
             stop=self._stop,
             leave=leave,
         )
-        async with checked_answers(self._channel):
-            result = read_exec_result(reply)
+        async with processes.checked_answers(self._channel):
+            result = processes.read_exec_result(reply)
         ended_span("runner run", result.duration_ms)
         return result
 

@@ -37,17 +37,8 @@ from mcp_sandbox.config import WorkspaceConfig
 from mcp_sandbox.durable import closing_fd
 from mcp_sandbox.errors import InvalidArgument, StorageUnavailable
 from mcp_sandbox.models import ChatId, Mount
-from mcp_sandbox.workspace import layout
+from mcp_sandbox.workspace import layout, meter
 from mcp_sandbox.workspace.beneath import create_file, make_directory, open_directory, open_file
-from mcp_sandbox.workspace.meter import (
-    Checkpoint,
-    DiskUsage,
-    FreeSpace,
-    TreeUsage,
-    free_space,
-    measure,
-    walk,
-)
 
 _STAMP = "%Y%m%dT%H%M%SZ"
 _ITEM = re.compile(r"(\d{8}T\d{6}Z)-[0-9a-f]{16}")
@@ -118,7 +109,7 @@ def read_owner(trash: int, name: str) -> ChatId | None:
 
 
 def empty(
-    trash: int, *, is_due: Callable[[str], bool], checkpoint: Checkpoint
+    trash: int, *, is_due: Callable[[str], bool], checkpoint: meter.Checkpoint
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Delete the items that are due; return the deleted names and the failed ones."""
     due = [name for name in list_items(trash) if is_due(name)]
@@ -126,14 +117,14 @@ def empty(
     return gone, tuple(name for name in due if name not in gone)
 
 
-def drop_earlier(trash: int, chat: ChatId, keep: str, checkpoint: Checkpoint) -> None:
+def drop_earlier(trash: int, chat: ChatId, keep: str, checkpoint: meter.Checkpoint) -> None:
     """Delete what the chat discarded before `keep`: or resets would fill the disk for a day."""
     for name in list_items(trash):
         if name != keep and read_owner(trash, name) == chat:
             _delete_item(trash, name.encode(), checkpoint)
 
 
-def _delete_item(trash: int, name: bytes, checkpoint: Checkpoint) -> bool:
+def _delete_item(trash: int, name: bytes, checkpoint: meter.Checkpoint) -> bool:
     """Delete an item; False when something in it would not go."""
     progress = True
 
@@ -157,7 +148,7 @@ def _delete_item(trash: int, name: bytes, checkpoint: Checkpoint) -> bool:
         except OSError:
             return False
         with closing_fd(item):
-            walk(item, visit, checkpoint, leave)
+            meter.walk(item, visit, checkpoint, leave)
         if _try_remove(os.rmdir, name, trash):
             return True
     return False
@@ -205,8 +196,8 @@ class UserTotals:
         self._figures: dict[ChatId, tuple[int, float]] = {}
 
     def measure(
-        self, chat: ChatId, siblings: Iterable[ChatId], measure: Callable[[ChatId], TreeUsage]
-    ) -> tuple[TreeUsage, int]:
+        self, chat: ChatId, siblings: Iterable[ChatId], measure: Callable[[ChatId], meter.TreeUsage]
+    ) -> tuple[meter.TreeUsage, int]:
         """Return the usage of a chat, and the bytes of its user's other chats.
 
         Of the others, those without a figure are measured, or else the one with the oldest.
@@ -227,7 +218,7 @@ class UserTotals:
         figures = (self._figures.get(one) for one in others)
         return own, sum(figure[0] for figure in figures if figure)
 
-    def _take(self, chat: ChatId, measure: Callable[[ChatId], TreeUsage]) -> TreeUsage:
+    def _take(self, chat: ChatId, measure: Callable[[ChatId], meter.TreeUsage]) -> meter.TreeUsage:
         started, known = self._clock(), self._figures.get(chat)
         usage = measure(chat)
         ended = self._clock()
@@ -334,10 +325,10 @@ class Workspaces:
         """Return the tree of the chat's skills, None if sandboxes see none; `open` makes it."""
         return self._path("skills", chat) if self._skills else None
 
-    def open_disk_usage(self, chat: ChatId) -> DiskUsage:
+    def open_disk_usage(self, chat: ChatId) -> meter.DiskUsage:
         """Return a new meter for all files of the chat together; keep one per open chat."""
         measure_chat = functools.partial(self._measure, chat)
-        return DiskUsage(measure_chat, self._settings, limiter=self._walk_limiter)
+        return meter.DiskUsage(measure_chat, self._settings, limiter=self._walk_limiter)
 
     def _open(self, chat: ChatId) -> ChatDirectories:
         with layout.sandbox_directory(self.data_root) as sandbox, ExitStack() as stack:
@@ -399,19 +390,21 @@ class Workspaces:
             bin_ = layout.enter(stack, sandbox, "trash")
             return empty(bin_, is_due=is_due, checkpoint=from_thread.check_cancelled)
 
-    def _measure(self, chat: ChatId, checkpoint: Checkpoint) -> tuple[TreeUsage, FreeSpace]:
+    def _measure(
+        self, chat: ChatId, checkpoint: meter.Checkpoint
+    ) -> tuple[meter.TreeUsage, meter.FreeSpace]:
         with layout.sandbox_directory(self.data_root) as sandbox:
             if not self._settings.user_quota:
-                return self._usage(sandbox, chat, checkpoint), free_space(sandbox)
+                return self._usage(sandbox, chat, checkpoint), meter.free_space(sandbox)
             own, others = self._totals.measure(
                 chat,
                 _chats_in(sandbox, chat.user),
                 lambda one: self._usage(sandbox, one, checkpoint),
             )
-            free = free_space(sandbox)
+            free = meter.free_space(sandbox)
             return own, replace(free, allowed_bytes=self._settings.user_quota - others)
 
-    def _usage(self, sandbox: int, chat: ChatId, checkpoint: Checkpoint) -> TreeUsage:
+    def _usage(self, sandbox: int, chat: ChatId, checkpoint: meter.Checkpoint) -> meter.TreeUsage:
         with ExitStack() as stack:
             roots = [
                 self._tree(stack, sandbox, kind, chat)[0]
@@ -420,7 +413,7 @@ class Workspaces:
             ]
             # Twice the limit: a chat that is over it still sees a figure it can work down from.
             most = 2 * self._settings.max_files
-            return measure(roots, checkpoint=checkpoint, max_entries=most)
+            return meter.measure(roots, checkpoint=checkpoint, max_entries=most)
 
     def _tree(self, stack: ExitStack, sandbox: int, kind: str, chat: ChatId) -> tuple[int, bool]:
         """Open one of the chat's trees; the flag says whether it is new."""
@@ -450,7 +443,7 @@ class Workspaces:
 
 def _allocated_bytes(bin_: int, name: str) -> int:
     with suppress(OSError), closing_fd(open_directory(bin_, name.encode())) as item:
-        return measure([item], checkpoint=from_thread.check_cancelled).allocated_bytes
+        return meter.measure([item], checkpoint=from_thread.check_cancelled).allocated_bytes
     return 0
 
 

@@ -25,14 +25,7 @@ from pathlib import Path, PurePosixPath
 
 from mcp_sandbox.errors import ConfigError, StorageUnavailable
 from mcp_sandbox.models import ChatId, Mount
-from mcp_sandbox.workspace.beneath import (
-    create_file,
-    give,
-    grant_owner,
-    make_directory,
-    make_link,
-    open_directory,
-)
+from mcp_sandbox.workspace import beneath
 
 WORKSPACE = "/workspace"
 _COMPONENT = re.compile(r"[A-Za-z0-9._-]{1,255}")
@@ -242,7 +235,7 @@ def sandbox_directory(data_root: Path) -> Generator[int]:
 def enter(stack: ExitStack, parent: int, *names: str) -> int:
     """Open nested private directories, made if absent; `stack` closes them."""
     for name in names:
-        parent, _ = make_directory(parent, name.encode())
+        parent, _ = beneath.make_directory(parent, name.encode())
         stack.callback(os.close, parent)
     return parent
 
@@ -259,14 +252,14 @@ def exists(parent: int, name: bytes) -> bool:
 def make_tree(parent: int, name: bytes, owner: tuple[int, int]) -> tuple[int, bool]:
     """Open a chat's tree, made for `owner` when absent; the flag says whether it was made."""
     try:
-        tree, created = make_directory(parent, name, owner=owner)
+        tree, created = beneath.make_directory(parent, name, owner=owner)
     except PermissionError:
-        grant_owner(parent, name)
-        return open_directory(parent, name), False
+        beneath.grant_owner(parent, name)
+        return beneath.open_directory(parent, name), False
     status = os.fstat(tree)
     if status.st_uid == os.geteuid():
         # The process that made it was killed before it gave it to the sandbox user.
-        give(tree, owner)
+        beneath.give(tree, owner)
     if status.st_mode & stat.S_IRWXU != stat.S_IRWXU:
         os.fchmod(tree, stat.S_IMODE(status.st_mode) | stat.S_IRWXU)
     return tree, created
@@ -283,10 +276,12 @@ def enter_shown(stack: ExitStack, parent: int, *names: str) -> int:
 def seed(workspace: int, owner: tuple[int, int]) -> None:
     """Give a new workspace its usual directories and the three files of the agent's memory."""
     for name in SUBDIRECTORIES:
-        directory, _ = make_directory(workspace, name.encode(), owner=owner)
+        directory, _ = beneath.make_directory(workspace, name.encode(), owner=owner)
         os.close(directory)
     for name, text in MEMORY_FILES.items():
-        create_file(workspace, f".memory/{name}".encode(), text.encode(), owner=owner, mode=0o644)
+        beneath.create_file(
+            workspace, f".memory/{name}".encode(), text.encode(), owner=owner, mode=0o644
+        )
 
 
 def make_aliases(sandbox: int, workspace: int, planned: AliasPlan, owner: tuple[int, int]) -> None:
@@ -302,9 +297,9 @@ def make_aliases(sandbox: int, workspace: int, planned: AliasPlan, owner: tuple[
             directory = enter_shown(stack, sandbox, "alias", folder.name)
             for name, text in folder.links:
                 ours = (os.geteuid(), os.getegid())
-                make_link(directory, name.encode(), text.encode(), owner=ours)
+                beneath.make_link(directory, name.encode(), text.encode(), owner=ours)
             for name in folder.mount_points:
-                point, _ = make_directory(directory, name.encode(), mode=0o755)
+                point, _ = beneath.make_directory(directory, name.encode(), mode=0o755)
                 os.close(point)
 
 
@@ -315,10 +310,10 @@ def _make_inside(
         directory = workspace
         try:
             for name in names:
-                directory, _ = make_directory(directory, name.encode(), owner=owner)
+                directory, _ = beneath.make_directory(directory, name.encode(), owner=owner)
                 stack.callback(os.close, directory)
             if link is not None:
-                make_link(directory, link[0].encode(), link[1].encode(), owner=owner)
+                beneath.make_link(directory, link[0].encode(), link[1].encode(), owner=owner)
         except OSError as exc:
             if exc.errno not in _TAKEN:
                 raise

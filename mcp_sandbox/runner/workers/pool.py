@@ -9,16 +9,9 @@ from __future__ import annotations
 import os
 import time
 
-from mcp_sandbox.runner.kernel import processes
+from mcp_sandbox.runner.kernel import native, processes
 from mcp_sandbox.runner.kernel.loop import READ, DeferredAction
-from mcp_sandbox.runner.kernel.native import (
-    CONTROL_FD,
-    MOST_FDS,
-    Socket,
-    make_socket_pair,
-    receive,
-    signal,
-)
+from mcp_sandbox.runner.kernel.native import signal
 from mcp_sandbox.runner.wire.protocol import OpError
 from mcp_sandbox.runner.workers import worker
 from mcp_sandbox.runner.workers.fork_server import (
@@ -187,7 +180,7 @@ class Pool:
 
     def _on_message(self, speaker: WorkerHandle) -> None:
         try:
-            said, _ = receive(speaker.control, 65536, wait=False)
+            said, _ = native.receive(speaker.control, 65536, wait=False)
         except BlockingIOError:
             # The event was for a closed descriptor, whose number this one has now.
             return
@@ -367,21 +360,21 @@ class SpareWorkers:
     def _new(self, *, seat: bool) -> WorkerHandle:
         if seat:
             return self.interpreter.start_python_worker()
-        mine, theirs = make_socket_pair()
+        mine, theirs = native.make_socket_pair()
         pid = os.fork()
         if pid == 0:
             self._be_worker(theirs)
         theirs.close()
         return self._watch(WorkerHandle(pid, mine, is_python=False))
 
-    def _be_worker(self, control: Socket) -> None:
+    def _be_worker(self, control: native.Socket) -> None:
         """Never returns: objects of the parent's frames stay alive, unused."""
         try:
             self._loop.close_in_child()
-            os.dup2(control.fileno(), CONTROL_FD, inheritable=False)
-            os.closerange(CONTROL_FD + 1, MOST_FDS)
+            os.dup2(control.fileno(), native.CONTROL_FD, inheritable=False)
+            os.closerange(native.CONTROL_FD + 1, native.MOST_FDS)
             processes.die_with_parent()
-            worker.serve(Socket(fileno=CONTROL_FD), worker.spawn)
+            worker.serve(native.Socket(fileno=native.CONTROL_FD), worker.spawn)
         finally:
             os._exit(0)
 

@@ -13,26 +13,10 @@ from typing import Any
 
 import anyio
 from anyio.abc import TaskStatus
+from mcp import types
+from mcp.server import subscriptions
 from mcp.server.session import ServerSession
-from mcp.server.subscriptions import (
-    InMemorySubscriptionBus,
-    ListenHandler,
-    PromptsListChanged,
-    ResourcesListChanged,
-    ResourceUpdated,
-    ServerEvent,
-    ToolsListChanged,
-)
 from mcp.shared.exceptions import MCPError
-from mcp.types import (
-    INVALID_REQUEST,
-    EmptyResult,
-    NotificationParams,
-    SubscribeRequestParams,
-    SubscriptionsListenRequestParams,
-    SubscriptionsListenResult,
-    UnsubscribeRequestParams,
-)
 
 from mcp_sandbox.errors import CallerError, SandboxError
 from mcp_sandbox.server.errors import sole_error
@@ -56,7 +40,7 @@ class Follower:
     visible: VisibleSkills
     whose: Whose
     uris: Set[str]
-    tell: Callable[[ServerEvent], Awaitable[None]]
+    tell: Callable[[subscriptions.ServerEvent], Awaitable[None]]
 
     async def follow(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Tell of every change from the moment that this has started; it never returns."""
@@ -68,12 +52,12 @@ class Follower:
             async for changed in changes:
                 has = await self.visible.has_tools(self.whose)
                 if has != had:
-                    await self.tell(ToolsListChanged())
+                    await self.tell(subscriptions.ToolsListChanged())
                 had = has
-                await self.tell(PromptsListChanged())
-                await self.tell(ResourcesListChanged())
+                await self.tell(subscriptions.PromptsListChanged())
+                await self.tell(subscriptions.ResourcesListChanged())
                 for uri in sorted(changed & self.uris):
-                    await self.tell(ResourceUpdated(uri=uri))
+                    await self.tell(subscriptions.ResourceUpdated(uri=uri))
 
     async def _follow_files(self, *, task_status: TaskStatus[None]) -> None:
         before = await self._digests()
@@ -83,7 +67,7 @@ class Follower:
             now = await self._digests()
             for uri in sorted(before.keys() & now.keys()):
                 if before[uri] != now[uri]:
-                    await self.tell(ResourceUpdated(uri=uri))
+                    await self.tell(subscriptions.ResourceUpdated(uri=uri))
             before = now
 
     async def _digests(self) -> Mapping[str, str | None]:
@@ -116,21 +100,21 @@ class SkillChanges:
         self._visible = visible
 
     async def listen(
-        self, asked: Asked, params: SubscriptionsListenRequestParams
-    ) -> SubscriptionsListenResult:
+        self, asked: Asked, params: types.SubscriptionsListenRequestParams
+    ) -> types.SubscriptionsListenResult:
         """Serve a newer client's stream of changes until it goes."""
         uris = frozenset(params.notifications.resource_subscriptions or ())
         if len(uris) > _MOST_SUBSCRIBED:
             raise _too_many()
-        bus = InMemorySubscriptionBus()
+        bus = subscriptions.InMemorySubscriptionBus()
         follower = Follower(self._visible, self._visible.find_owner(asked), uris, bus.publish)
         async with anyio.create_task_group() as tasks:
             await tasks.start(follower.follow)
-            result = await ListenHandler(bus)(asked, params)
+            result = await subscriptions.ListenHandler(bus)(asked, params)
             tasks.cancel_scope.cancel()
         return result
 
-    async def begin(self, asked: Asked, _params: NotificationParams) -> None:
+    async def begin(self, asked: Asked, _params: types.NotificationParams) -> None:
         """Tell an older client of changes from now on, until its connection ends."""
         # The SDK has no other way to what a connection keeps and undoes at its end.
         connection = asked.session._connection  # noqa: SLF001
@@ -142,16 +126,20 @@ class SkillChanges:
             follower = Follower(self._visible, whose, _subscriptions_of(asked), tell)
             asked.lifespan_context[_TASKS].start_soon(_follow, follower, scope)
 
-    async def subscribe(self, asked: Asked, params: SubscribeRequestParams) -> EmptyResult:
+    async def subscribe(
+        self, asked: Asked, params: types.SubscribeRequestParams
+    ) -> types.EmptyResult:
         subscribed = _subscriptions_of(asked)
         if len(subscribed) >= _MOST_SUBSCRIBED:
             raise _too_many()
         subscribed.add(canonical(params.uri))
-        return EmptyResult()
+        return types.EmptyResult()
 
-    async def unsubscribe(self, asked: Asked, params: UnsubscribeRequestParams) -> EmptyResult:
+    async def unsubscribe(
+        self, asked: Asked, params: types.UnsubscribeRequestParams
+    ) -> types.EmptyResult:
         _subscriptions_of(asked).discard(canonical(params.uri))
-        return EmptyResult()
+        return types.EmptyResult()
 
 
 async def _follow(follower: Follower, until: anyio.CancelScope) -> None:
@@ -163,12 +151,12 @@ async def _follow(follower: Follower, until: anyio.CancelScope) -> None:
         logger.exception("%s is told of no more changes of skills", follower.whose)
 
 
-async def _tell(session: ServerSession, event: ServerEvent) -> None:
-    if isinstance(event, ToolsListChanged):
+async def _tell(session: ServerSession, event: subscriptions.ServerEvent) -> None:
+    if isinstance(event, subscriptions.ToolsListChanged):
         await session.send_tool_list_changed()
-    elif isinstance(event, PromptsListChanged):
+    elif isinstance(event, subscriptions.PromptsListChanged):
         await session.send_prompt_list_changed()
-    elif isinstance(event, ResourcesListChanged):
+    elif isinstance(event, subscriptions.ResourcesListChanged):
         await session.send_resource_list_changed()
     else:
         await session.send_resource_updated(event.uri)
@@ -176,7 +164,7 @@ async def _tell(session: ServerSession, event: ServerEvent) -> None:
 
 def _too_many() -> MCPError:
     problem = f"at most {_MOST_SUBSCRIBED:,} resources can be subscribed"
-    return MCPError(code=INVALID_REQUEST, message=problem)
+    return MCPError(code=types.INVALID_REQUEST, message=problem)
 
 
 def _subscriptions_of(asked: Asked) -> set[str]:

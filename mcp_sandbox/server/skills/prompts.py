@@ -6,23 +6,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from anyio import to_thread
+from mcp import types
 from mcp.server.mcpserver import Context
 from mcp.shared.exceptions import MCPError
-from mcp.types import (
-    INVALID_PARAMS,
-    CompleteRequestParams,
-    CompleteResult,
-    Completion,
-    GetPromptRequestParams,
-    GetPromptResult,
-    ListPromptsResult,
-    PaginatedRequestParams,
-    Prompt,
-    PromptArgument,
-    PromptMessage,
-    PromptReference,
-    TextContent,
-)
 
 from mcp_sandbox.errors import InvalidArgument
 from mcp_sandbox.models import ChatId
@@ -51,14 +37,18 @@ class SkillPrompts:
         self._visible = visible
         self._session_for = session_for
 
-    async def list(self, asked: Asked, params: PaginatedRequestParams) -> ListPromptsResult:
+    async def list(
+        self, asked: Asked, params: types.PaginatedRequestParams
+    ) -> types.ListPromptsResult:
         """Return those that users may invoke, though a model may not."""
         known = invocable(await self._visible.catalogue(asked))
         found, cursor = page(known, str, params.cursor, _MOST_LISTED)
         prompts = [_prompt(name, known[name]) for name in found]
-        return ListPromptsResult(prompts=prompts, next_cursor=cursor)
+        return types.ListPromptsResult(prompts=prompts, next_cursor=cursor)
 
-    async def get(self, asked: Asked, params: GetPromptRequestParams) -> GetPromptResult:
+    async def get(
+        self, asked: Asked, params: types.GetPromptRequestParams
+    ) -> types.GetPromptResult:
         """Return the text of a skill, with the arguments where it wants them."""
         skill = invocable(await self._visible.catalogue(asked)).get(params.name)
         if skill is None:
@@ -67,8 +57,10 @@ class SkillPrompts:
         if sum(map(len, said.values())) > _MOST_SAID:
             raise _too_long()
         text = await self._text(asked, skill, said)
-        message = PromptMessage(role="user", content=TextContent(type="text", text=text))
-        return GetPromptResult(description=skill.front.description, messages=[message])
+        message = types.PromptMessage(
+            role="user", content=types.TextContent(type="text", text=text)
+        )
+        return types.GetPromptResult(description=skill.front.description, messages=[message])
 
     async def _text(self, asked: Asked, skill: Skill, message: Mapping[str, str]) -> str:
         """Return the filled text; a chat also gets the skill's files into its sandbox."""
@@ -83,7 +75,9 @@ class SkillPrompts:
         text = await to_thread.run_sync(filled, body.decode(errors="replace"), skill.front, message)
         return wrapped(replace(got, body=text.encode(), repeated=False)) if got else text
 
-    async def complete(self, asked: Asked, params: CompleteRequestParams) -> CompleteResult:
+    async def complete(
+        self, asked: Asked, params: types.CompleteRequestParams
+    ) -> types.CompleteResult:
         """Complete an argument: values that begin with the typed text, then ones with it inside."""
         sought = params.argument.value.casefold()
         ranked = sorted(
@@ -93,11 +87,13 @@ class SkillPrompts:
         )
         values = [value for _, value in ranked]
         total = len(values)
-        found = Completion(values=values[:_MOST], total=total, has_more=total > _MOST)
-        return CompleteResult(completion=found)
+        found = types.Completion(values=values[:_MOST], total=total, has_more=total > _MOST)
+        return types.CompleteResult(completion=found)
 
-    async def _values(self, catalogue: Catalogue, params: CompleteRequestParams) -> Iterable[str]:
-        if isinstance(params.ref, PromptReference):
+    async def _values(
+        self, catalogue: Catalogue, params: types.CompleteRequestParams
+    ) -> Iterable[str]:
+        if isinstance(params.ref, types.PromptReference):
             skill = invocable(catalogue).get(params.ref.name)
             if skill is None:
                 raise _refused(f"there is no prompt {shown(params.ref.name)!r}")
@@ -173,14 +169,14 @@ def _too_long() -> InvalidArgument:
     return InvalidArgument("the arguments are too long for this prompt: say it in a message")
 
 
-def _prompt(name: str, skill: Skill) -> Prompt:
+def _prompt(name: str, skill: Skill) -> types.Prompt:
     front = skill.front
     names = front.arguments[:ARGUMENTS]
     hint = front.argument_hint or "what to do, in your own words"
-    all_in_one = PromptArgument(name=_ALL, description=hint, required=False)
-    arguments = [PromptArgument(name=each, required=False) for each in names] or [all_in_one]
-    return Prompt(name=name, description=front.description, arguments=arguments)
+    all_in_one = types.PromptArgument(name=_ALL, description=hint, required=False)
+    arguments = [types.PromptArgument(name=each, required=False) for each in names] or [all_in_one]
+    return types.Prompt(name=name, description=front.description, arguments=arguments)
 
 
 def _refused(problem: str) -> MCPError:
-    return MCPError(code=INVALID_PARAMS, message=problem)
+    return MCPError(code=types.INVALID_PARAMS, message=problem)

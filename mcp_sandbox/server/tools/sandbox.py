@@ -9,14 +9,8 @@ from pydantic import AfterValidator, Field, StringConstraints
 from mcp_sandbox.config.sections import CallsConfig
 from mcp_sandbox.errors import InvalidArgument, NotPermitted
 from mcp_sandbox.runtime.processes import Key, Stop
+from mcp_sandbox.server import results
 from mcp_sandbox.server.identity import Request, is_over_http
-from mcp_sandbox.server.results import (
-    SandboxInfoReport,
-    exec_result,
-    process_list,
-    sandbox_report,
-    texts,
-)
 from mcp_sandbox.server.text import show
 from mcp_sandbox.server.tool import (
     CHANGES,
@@ -50,7 +44,7 @@ async def network_access(
 
     Name at once all that the task needs: a package often comes from other hosts than its index.
     """
-    return texts([show(await session.network_access(hosts, reason, write=write))], {})
+    return results.texts([show(await session.network_access(hosts, reason, write=write))], {})
 
 
 _ASKS = CHANGES.model_copy(update={"destructive_hint": False, "open_world_hint": True})
@@ -59,7 +53,7 @@ NETWORK_TOOLS = [build_tool(network_access, title="Ask for network access", anno
 
 async def sandbox_info(session: Session) -> CallToolResult:
     """Describe this computer: languages and tools found, network, limits, disk space."""
-    return sandbox_report(await session.info())
+    return results.sandbox_report(await session.info())
 
 
 async def sandbox_reset(
@@ -67,10 +61,10 @@ async def sandbox_reset(
     keep_files: Annotated[bool, Field(description="false: also empty /workspace.")] = True,
 ) -> CallToolResult:
     """Start this computer anew: kills every process and clears /tmp. Files are kept by default."""
-    return texts([show(await session.reset(keep_files=keep_files))], {})
+    return results.texts([show(await session.reset(keep_files=keep_files))], {})
 
 
-_RESETS, _INFO = CHANGES.model_copy(update={"idempotent_hint": True}), SandboxInfoReport
+_RESETS, _INFO = CHANGES.model_copy(update={"idempotent_hint": True}), results.SandboxInfoReport
 SANDBOX_TOOLS = [
     build_tool(sandbox_info, title="Describe the sandbox", annotations=READS, output=_INFO),
     build_tool(sandbox_reset, title="Reset the sandbox", annotations=_RESETS),
@@ -122,13 +116,15 @@ async def process(
         if value is not None and name not in _TAKES[action]:
             raise InvalidArgument(f"{name} has no meaning with action={action}: leave it out")
     if action == "list":
-        return process_list(await session.processes.list())
+        return results.process_list(await session.processes.list())
     if id is None:
         raise InvalidArgument(f"id is missing: action={action} needs it, action=list shows all")
     if action == "stop":
-        return exec_result(await shown(await session.processes.stop(id, signal, grace_s=grace_s)))
+        return results.exec_result(
+            await shown(await session.processes.stop(id, signal, grace_s=grace_s))
+        )
     if action == "input":
-        return exec_result(await shown(await session.processes.type(id, text or "", key)))
+        return results.exec_result(await shown(await session.processes.type(id, text or "", key)))
     async with live_progress(session, request) as on_output:
         result = await session.processes.wait(
             id,
@@ -138,7 +134,7 @@ async def process(
             on_output=on_output,
             leave=find_client_timeout(request).leave,
         )
-    return exec_result(await shown(result), tail=tail)
+    return results.exec_result(await shown(result), tail=tail)
 
 
 async def preview(
@@ -156,7 +152,7 @@ async def preview(
     address = await session.previews.open(port, wait_s=wait_s)
     said = f"{address}{path}\nGive the user this address: it opens in a browser on their machine, "
     said += f"as long as this sandbox lives. In here it is http://127.0.0.1:{port}{path}"
-    return texts([said], {"address": address + path})
+    return results.texts([said], {"address": address + path})
 
 
 def process_tools(calls: CallsConfig) -> list[SandboxTool]:
