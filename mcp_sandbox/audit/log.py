@@ -253,7 +253,8 @@ class Audit:
             if not number or self._settings.sync == "each":
                 # A cancelled call is recorded, too.
                 with CancelScope(shield=True):
-                    number = number or await self._append(kind, fields)
+                    append = partial(self._writer.append, kind, fields, wait=True)
+                    number = number or await to_thread.run_sync(append, limiter=self._limiter)
                     if self._settings.sync == "each":
                         self._dirty.set()
                         await self._synced.wait()
@@ -264,10 +265,6 @@ class Audit:
             return self._failed(self._problem)
         self._failing = False
         return number
-
-    async def _append(self, kind: str, fields: chain.Fields) -> int:
-        append = partial(self._writer.append, kind, fields, wait=True)
-        return await to_thread.run_sync(append, limiter=self._limiter)
 
     def _failed(self, exc: OSError) -> int:
         said = f"the audit in {self._folder} cannot be written: {exc.strerror}"

@@ -290,7 +290,6 @@ class SandboxRecords:
         self.save(sandbox_id, replace(record, labels=dict(labels)))
 
     def find(self, sandbox_id: SandboxId) -> SandboxRecord | None:
-        """Return the record of a sandbox of this backend, or None."""
         if not _ID.fullmatch(sandbox_id):
             return None
         path = self.directory(sandbox_id) / self._state

@@ -14,10 +14,8 @@ import h11
 from anyio.abc import ByteStream
 from anyio.streams.tls import TLSAttribute
 
-from mcp_sandbox.egress.secrets import Mask
+from mcp_sandbox.egress.secrets import Header, Mask
 from mcp_sandbox.egress.targets import Refusal, RefusedError, Target, parse_target
-
-Header = tuple[bytes, bytes]
 
 BATCH = 256 * 1024
 """Bytes read at once: all TLS records received so far, passed on in one write."""

@@ -120,7 +120,6 @@ class Rules:
                 by_name.setdefault(name, []).append(rule)
 
     def applied(self, fact: Fact) -> Iterator[RuleMatch]:
-        """Yield the match of each rule that applies to a fact."""
         for kind, texts in fact.values.items():
             if texts and (by_name := self._index.get((fact.language, kind))):
                 for name in (*texts, _ANY):

@@ -55,7 +55,6 @@ class _Reader:
         self._fetched: set[str] = set()
 
     def read(self) -> Iterator[Fact | Code]:
-        """Yield the facts of each command in turn."""
         for at, command in enumerate(self._script.commands):
             del self._cwds[command.depth + 1 :]
             self._cwds += self._cwds[-1:] * (command.depth + 1 - len(self._cwds))

@@ -63,7 +63,6 @@ class PendingCall:
         self.event = anyio.Event()
 
     def wake(self) -> None:
-        """Wake all tasks that wait for a change of this call."""
         before, self.event = self.event, anyio.Event()
         before.set()
 

@@ -213,7 +213,6 @@ class DoorConnection(ByteStream):
             await self.hang_up()
 
     async def hang_up(self) -> None:
-        """Close the connection at once."""
         with suppress(*_HUNG_UP):
             await self._send({"t": "cancel"})
         self._call.ended = True

@@ -154,7 +154,7 @@ class Runtime:
             args["language"], code = "bash", command.encode()
         else:
             args["argv"] = list(command)
-        sink = _all_to(take) if take else on_output
+        sink: OnOutput | None = (lambda _, data: take(data)) if take else on_output
         return await self._run(args, code, stdin, env=env, on_output=sink, leave=leave)
 
     async def terminal(
@@ -207,7 +207,3 @@ class Runtime:
             result = processes.read_exec_result(reply)
         ended_span("runner run", result.duration_ms)
         return result
-
-
-def _all_to(take: Show) -> OnOutput:
-    return lambda _, data: take(data)

@@ -43,13 +43,9 @@ MAX_CODE_CHARS = 1 << 20
 MAX_CONTENT_CHARS = 8 << 20
 
 _ALIASES = {
-    "shell": "bash",
-    "sh": "bash",
-    "js": "javascript",
-    "node": "javascript",
-    "nodejs": "javascript",
-    "py": "python",
-    "python3": "python",
+    **dict.fromkeys(("sh", "shell"), "bash"),
+    **dict.fromkeys(("js", "node", "nodejs"), "javascript"),
+    **dict.fromkeys(("py", "python3"), "python"),
 }
 _FENCED = re.compile(r"\s*(`{3,}|~{3,})[ \w+#.-]*\r?\n(.*\n) *\1\s*", re.DOTALL)
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,255}")

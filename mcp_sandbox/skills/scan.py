@@ -470,11 +470,8 @@ def shared_roots(settings: SkillsConfig) -> tuple[SkillRoot, ...]:
     folders = dict.fromkeys(settings.folders)
     names = ("assistant", *(f"assistant-{number}" for number in range(2, len(folders) + 1)))
     assistants = [SkillRoot(name, folder) for name, folder in zip(names, folders, strict=False)]
-    return (
-        (*assistants, SkillRoot("shipped", shipped_folder()))
-        if settings.shipped
-        else (*assistants,)
-    )
+    shipped = [SkillRoot("shipped", shipped_folder())] if settings.shipped else []
+    return (*assistants, *shipped)
 
 
 @functools.cache

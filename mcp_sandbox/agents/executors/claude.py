@@ -95,10 +95,8 @@ class Claude(PromptInput):
             if not model:
                 raise InvalidArgument("the router has to be told a model: add it to the connector")
             port = 20_000 + secrets.randbelow(10_000)
-            url, files[_ROUTER] = (
-                f"http://127.0.0.1:{port}",
-                _build_router_settings(run.way, port, model),
-            )
+            url = f"http://127.0.0.1:{port}"
+            files[_ROUTER] = _build_router_settings(run.way, port, model)
             words = ["/bin/sh", "-c", _ROUTED, run.folder, str(port), *words]
         return Program(
             words,

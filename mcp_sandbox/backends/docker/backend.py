@@ -105,13 +105,11 @@ class DockerBackend:
         self._records = SandboxRecords(data_root, "docker")
         self._instance = instance_of(data_root)
         self.connection = client.connection_of(config)
+        # Sandboxes go on.
+        self.aclose = self.connection.aclose
         self._starts = CapacityLimiter(_STARTS_AT_ONCE)
         self._images: dict[str, tuple[float, client.Image]] = {}
         self._swept = False
-
-    async def aclose(self) -> None:
-        """Close idle connections to the engine; sandboxes go on."""
-        await self.connection.aclose()
 
     async def probe(self) -> str:
         info = await self.connection.info()

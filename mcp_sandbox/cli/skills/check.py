@@ -216,9 +216,7 @@ def show(
         "compatibility": skill.front.compatibility,
         "allowed_tools": list(skill.front.allowed_tools),
         "digest": contents.digest,
-        "source": entry.source if entry else "",
-        "commit": entry.commit if entry else "",
-        "installed_at": entry.installed_at if entry else "",
+        **{name: getattr(entry, name, "") for name in ("source", "commit", "installed_at")},
     }
     if as_json:
         facts["files"] = [asdict(file) for file in contents.files]

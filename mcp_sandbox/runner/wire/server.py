@@ -165,7 +165,6 @@ class Server:
             self.stop()
 
     def describe(self) -> dict[str, Any]:
-        """Return the facts for a host that has proved the token."""
         workspace = os.stat(self._workspace)
         return {
             "python": ".".join(map(str, sys.version_info[:3])),

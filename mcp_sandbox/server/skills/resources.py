@@ -138,15 +138,12 @@ class SkillResources(Extension):
         if uri == _DIAGNOSTICS:
             return _text(uri, "application/json", _problems_as_json(catalogue))
         if uri == _ACTIVE:
-            whose = self._visible.find_owner(asked)
+            whose, active = self._visible.find_owner(asked), list[Json]()
             # What names no chat has activated nothing.
-            known = (
-                self._visible.skills.find_activated(whose).active
-                if isinstance(whose, ChatId)
-                else {}
-            )
-            again = "Its text once more: skill_activate with this name and refresh=true."
-            active = [{**asdict(each), "again": again} for each in known.values()]
+            if isinstance(whose, ChatId):
+                known = self._visible.skills.find_activated(whose).active
+                again = "Its text once more: skill_activate with this name and refresh=true."
+                active = [{**asdict(each), "again": again} for each in known.values()]
             return _text(uri, "application/json", json.dumps({"active": active}, indent=1))
         try:
             skill, file = await self._visible.file(catalogue, uri)
