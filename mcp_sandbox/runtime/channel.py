@@ -194,6 +194,10 @@ class Channel:
         if isinstance(body, bytes) and len(body) <= protocol.WINDOW:
             await self.send(header, body)
             return
+        if not isinstance(body, bytes):
+            # The source may fail before it gives anything, and then the call is cancelled.
+            await self.send({**header, "more": True}, b"")
+            header = {"t": "data", "id": number}
         async for piece in split_body(body):
             while call.credit < len(piece) and not call.ended:
                 await call.event.wait()
