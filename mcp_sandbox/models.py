@@ -195,6 +195,7 @@ class SessionStatus:
     state: "warm" has files and no sandbox. `busy` counts its calls under way in this server,
     `background` the processes that commands left running. `spec` is a digest of what its sandbox
     was made from; it and `image` are empty where there is none. `assistant`: whose chat it is.
+    `unsaved`: its files have changed since they were saved to the object store, if there is one.
     """
 
     id: str
@@ -209,13 +210,16 @@ class SessionStatus:
     busy: int
     background: int
     assistant: str = ""
+    saved_at: datetime | None = None
+    unsaved: bool = False
 
 
 @dataclass(frozen=True)
 class Statistics:
     """What a server holds now; `queued` calls wait for one of `max_open` places.
 
-    `connections` counts those that sandboxes began, by what became of them.
+    `connections` counts those that sandboxes began, by what became of them. `unsaved` counts the
+    chats that are not saved yet; None without an object store.
     """
 
     open: int
@@ -225,6 +229,7 @@ class Statistics:
     background: int = 0
     pool: Mapping[str, int] = field(default_factory=dict[str, int])
     connections: Mapping[str, int] = field(default_factory=dict[str, int])
+    unsaved: int | None = None
 
 
 @dataclass(frozen=True)

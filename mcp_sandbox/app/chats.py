@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from mcp_sandbox.sessions.chat_records import Clock, UseTimes
     from mcp_sandbox.sessions.doors import Egress
     from mcp_sandbox.sessions.manager import SessionManager
+    from mcp_sandbox.sessions.sandbox.context import SessionContext
     from mcp_sandbox.sessions.session import Session
     from mcp_sandbox.sessions.skills import Skills
     from mcp_sandbox.telemetry.calls import Count
@@ -159,6 +160,7 @@ async def open_manager(
             ),
             egress=egress,
         )
+        await to_thread.run_sync(_add_saving, context, config)
         skills = skills or open_skills(config)
         judge = PolicyCheck(
             await to_thread.run_sync(load_rules, config.policy.rules),
@@ -169,6 +171,15 @@ async def open_manager(
         )
         async with SessionManager(context, skills, judge, count=count, pool=pool) as manager:
             yield manager
+
+
+def _add_saving(context: "SessionContext", config: Config) -> None:
+    """Have chats saved, if an object store is configured. Blocks on the disk."""
+    if config.storage.endpoint:
+        from mcp_sandbox.sessions.saving import Saving
+        from mcp_sandbox.storage.backups import Backups
+
+        context.saving = Saving(Backups(config.storage), config.storage, context)
 
 
 def read_allowed_hosts(config: Config) -> "Hosts | None":

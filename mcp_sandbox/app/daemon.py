@@ -73,6 +73,7 @@ class _ChatServer:
             **{f"pool/{state}": pool[state] for state in ("busy", "idle") if state in pool},
             **{f"pool_{name}_total": pool[name] for name in ("hits", "misses") if name in pool},
             **{f"connections_total/{verdict}": n for verdict, n in held.connections.items()},
+            **({} if held.unsaved is None else {"chats_unsaved": held.unsaved}),
         }
 
     async def _session(self, chat: ChatId) -> "Session":

@@ -1,6 +1,6 @@
 """The command line: argv -> configuration -> one call. Knows no rooms, only what to start.
 
-    serve, control           servers, and what is asked of the daemon about itself and chats
+    serve, control           servers, and what is asked of the daemon about itself, chats, backups
     setup                    `init`, `images`, `token`
     shell, cp                a terminal in a sandbox, files in and out
     agent, approvals, audit, egress, policy, skills/    the groups of these names
@@ -66,6 +66,7 @@ cli.add_typer(setup.images, name="images")
 cli.add_typer(skills.group, name="skills")
 cli.add_typer(agent.group, name="agent")
 cli.add_typer(approvals.group, name="approvals")
+cli.add_typer(control.backup, name="backup")
 cli.add_typer(egress.egress_commands, name="egress")
 cli.add_typer(egress.secret_commands, name="secrets")
 cli.add_typer(policy.group, name="policy")

@@ -16,6 +16,7 @@ from mcp_sandbox.cli.options import (
     AsJson,
     Socket,
     Yes,
+    agreed,
     console,
     flag,
     load,
@@ -158,11 +159,15 @@ def ls(
             str(row["busy"] or ""),
             str(row["background"] or ""),
             row["assistant"],
+            "no" if row["unsaved"] else _show_age(row["saved"]) if row["saved"] else "",
         )
         for row in chats
     )
-    columns = ("chat", "state", "size", "backend", "last used", "calls", "background", "assistant")
-    tell(chats, table(*columns, rows=rows) if chats else "no chats yet", as_json=as_json)
+    columns = ["chat", "state", "size", "backend", "last used", "calls", "background", "assistant"]
+    if any(row["saved"] or row["unsaved"] for row in chats):
+        columns.append("saved")
+    shown = (row[: len(columns)] for row in rows)
+    tell(chats, table(*columns, rows=shown) if chats else "no chats yet", as_json=as_json)
 
 
 def stop(chat: Chat, socket: Socket = None) -> None:
@@ -192,6 +197,52 @@ def rm(chat: Chat, yes: Yes = False, socket: Socket = None) -> None:
         typer.confirm(f"Remove the chat {name} with all its files?", abort=True)
     answer(socket, "remove", {"chat": name})
     print(f"{name}: removed; its files are in the trash for 24 hours")
+
+
+backup = typer.Typer(no_args_is_help=True, help="Save the files of chats, and bring them back.")
+
+
+@backup.command()
+def save(chat: Chat, as_json: AsJson = False, socket: Socket = None) -> None:
+    """Save the files of a chat now."""
+    _show_backups(answer(socket, "backup", {"do": "save", "chat": chat}), as_json)
+
+
+@backup.command(name="list")
+def list_(chat: Chat, as_json: AsJson = False, socket: Socket = None) -> None:
+    """List the backups of a chat, the newest first."""
+    _show_backups(answer(socket, "backup", {"do": "list", "chat": chat}), as_json)
+
+
+@backup.command()
+def restore(
+    chat: Chat,
+    key: Annotated[str | None, typer.Argument(metavar="KEY", help="As `list` shows it.")] = None,
+    yes: Yes = False,
+    as_json: AsJson = False,
+    socket: Socket = None,
+) -> None:
+    """Put back a backup of a chat, or the newest; the files that it has go to the trash."""
+    agreed(yes, f"Replace the files of {chat}?", "nothing was changed")
+    given = {"do": "restore", "chat": chat, "key": key}
+    _show_backups(answer(socket, "backup", given), as_json)
+
+
+def _show_backups(done: JsonObject, as_json: bool) -> None:
+    rows = (
+        (
+            row["key"],
+            _show_age(row["saved_at"]),
+            show_bytes(row["files_bytes"]),
+            show_bytes(row["size"]),
+            str(row["entries"]),
+            "" if row["quiet"] else "while something ran",
+        )
+        for row in done["backups"]
+    )
+    columns = ("key", "saved", "files", "stored", "entries", "made")
+    shown = table(*columns, rows=rows) if done["backups"] else f"{done['chat']}: no backup"
+    tell(done["backups"], shown, as_json=as_json)
 
 
 def gc(

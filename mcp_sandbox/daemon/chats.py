@@ -84,6 +84,7 @@ class ChatControl:
             "collect": self._collect,
             "egress": self._egress,
             "approvals": self._approvals,
+            "backup": self._backup,
         }
 
     async def _list(self, arguments: JsonObject) -> JsonObject:
@@ -144,6 +145,25 @@ class ChatControl:
             approval = await approvals.answer(chat, approval.id, word, by)
         return {**asdict(approval), "chat": str(chat)}
 
+    async def _backup(self, arguments: JsonObject) -> JsonObject:
+        """List, make or restore backups of a chat: `do` is list, save or restore."""
+        manager, do = await self._manager(), arguments["do"]
+        try:
+            _, chat = await self._found(arguments)
+        except NotFound:
+            # It may have files in the object store alone.
+            user, _, name = ("local/" + str(arguments.get("chat"))).rpartition("/")
+            chat = ChatId(user.removeprefix("local/") or "local", name)
+        if do == "list":
+            found = await manager.backups(chat)
+        elif do == "restore":
+            found = [await manager.restore(chat, arguments.get("key"))]
+        else:
+            saved = await manager.save(chat)
+            found = [saved] if saved else []
+        rows = [{**asdict(each), "saved_at": each.saved_at.isoformat()} for each in found]
+        return {"chat": str(chat), "backups": rows}
+
     async def _found(self, arguments: JsonObject) -> tuple[SessionManager, ChatId]:
         manager = await self._manager()
         chats = [status.chat for status in await manager.list()]
@@ -196,6 +216,8 @@ def _row(status: SessionStatus) -> dict[str, Any]:
         "busy": status.busy,
         "background": status.background,
         "assistant": status.assistant,
+        "saved": status.saved_at and status.saved_at.isoformat(),
+        "unsaved": status.unsaved,
     }
 
 

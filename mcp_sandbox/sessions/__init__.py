@@ -8,6 +8,7 @@
     skills          what a chat is offered to learn; `skill_pins`: the versions that it sees
     chat_records    what is remembered of a chat, and the lock that keeps other servers out
     settings        what the operator sets
+    saving          when files of chats are saved to an object store, and when they come back
     cleaning        removes old files, trash, left sandboxes and unused ones
     sandbox/        one chat's sandbox: opened at the first call, replaced when it has died
 

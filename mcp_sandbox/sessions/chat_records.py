@@ -36,6 +36,7 @@ Clock = Callable[[], Moment]
 
 _PREFIX, _SUFFIX = "chat-", ".json"
 _BACKENDS = get_args(BackendName)
+BACKUP = "backup"
 _LATEST_S = 1e11
 # A lock is tried again and again: a thread that waits in the kernel could not be cancelled.
 _LOOK_AGAIN_S = (0.002, 0.1)
@@ -77,6 +78,12 @@ def read_assistant_spec(record: ChatRecord | None) -> AssistantSpec:
     """Return the assistant of the chat, without fields that only a newer version knows."""
     noted = _known(AssistantSpec, record and record.further.get("assistant"))
     return AssistantSpec(**{**noted, "limits": _known(Limits, noted.get("limits"))})
+
+
+def read_backup(record: ChatRecord | None) -> Mapping[str, Any]:
+    """Return what is stored of the chat's backups; see `saving`."""
+    kept = record.further.get(BACKUP) if record else None
+    return kept if isinstance(kept, dict) else {}
 
 
 def _known(kind: type[AssistantSpec | Limits], noted: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON

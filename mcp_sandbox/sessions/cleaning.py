@@ -21,7 +21,7 @@ from mcp_sandbox.config import SessionsConfig
 from mcp_sandbox.durable import read_note, set_aside, write_note
 from mcp_sandbox.errors import SandboxError
 from mcp_sandbox.models import ChatId, SandboxId
-from mcp_sandbox.sessions.chat_records import ChatRecord
+from mcp_sandbox.sessions.chat_records import ChatRecord, read_backup
 from mcp_sandbox.sessions.sandbox.chat_sandbox import ChatSandbox
 from mcp_sandbox.sessions.sandbox.context import ChatUse, SessionContext
 from mcp_sandbox.sessions.settings import SessionSettings, list_chat_sandboxes
@@ -74,6 +74,7 @@ class _Seen(NamedTuple):
     chats: Mapping[ChatId, Age]
     trash: Mapping[str, Age]
     records: Mapping[ChatId, ChatRecord]
+    unsaved: Collection[ChatId]
 
 
 class Cleaner:
@@ -89,6 +90,7 @@ class Cleaner:
         self._records = context.records
         self.ledger = context.use_times
         self._settings = context.settings
+        self._saves = context.saving is not None
         self._own = own
         self._clock_file = context.workspaces.data_root / "sandbox" / "clock"
         self._ages: tuple[Moment, Ages[ChatId], Ages[str]] | None = None
@@ -102,7 +104,8 @@ class Cleaner:
         """Remove what is due and was watched for `watched_s`; with `dry_run` only report it."""
         seen = await self._look()
         items = await self._end_left(seen, dry_run)
-        in_use, keep_s = await self._in_use(), self._settings.workspace.retention
+        in_use = {*await self._in_use(), *seen.unsaved}
+        keep_s = self._settings.workspace.retention
         found = list_due_chats(seen.chats, keep_s=keep_s, in_use=in_use, watched_s=watched_s)
         items += [item for one in found if (item := await self._take(one, seen, dry_run))]
         items += await self._empty_trash(seen, watched_s, dry_run)
@@ -136,18 +139,25 @@ class Cleaner:
             await self._correct(chat, now)
         await to_thread.run_sync(_remember, self._clock_file, now, anchor)
         stamps = {chat: records[chat].used_s if chat in records else None for chat in chats}
+        unsaved = {
+            chat
+            for chat in chats
+            if self._saves and not read_backup(records.get(chat)).get("clean")
+        }
         return _Seen(
             chat_ages.look(stamps, now),
-            trash_ages.look({item.name: item.discarded_at for item in items}, now),
+            trash_ages.look(
+                {item.name: item.discarded_at for item in items if item.chat not in unsaved}, now
+            ),
             records,
+            unsaved,
         )
 
     async def _correct(self, chat: ChatId, now: Moment) -> None:
         """Make the record of a chat that has only files, or remove that of a chat without."""
         async with self._records.hold(chat, at_once=True) as ours:
             if ours and not await self._workspaces.exist(chat):
-                await self._records.remove(chat)
-                self.ledger.forget(chat)
+                await self._forget(chat)
             elif ours and await self._records.get(chat) is None:
                 # The time of its last use is unknown: that counts as now.
                 here = self._backend.name
@@ -167,10 +177,15 @@ class Cleaner:
             if used or await self._records.get(chat) != seen.records.get(chat):
                 return None
             await self._workspaces.remove(chat)
-            await self._records.remove(chat)
-        self.ledger.forget(chat)
+            await self._forget(chat)
         logger.info("chat %s: its files are in the trash, it was not used for long", chat)
         return item
+
+    async def _forget(self, chat: ChatId) -> None:
+        """Remove the record of a chat without files here, unless it says that it has backups."""
+        if not (self._saves and "saved" in read_backup(await self._records.get(chat))):
+            await self._records.remove(chat)
+        self.ledger.forget(chat)
 
     async def _in_use(self) -> Collection[ChatId]:
         return {*self._own(), *(chat for chat, _ in await list_chat_sandboxes(self._backend))}

@@ -56,6 +56,8 @@ _ACCESS = {
     "exec": "run",
     "shell": "run",
 }
+# A call that is named here leaves nothing to save.
+_LOOKS = ("read_file", "list_files", "glob", "grep", "sandbox_info", "share")
 # They last as long as a person likes.
 _ENDLESS = ("shell", "preview", "door")
 _LANGUAGE_OF = {"bash": "shell"}
@@ -318,7 +320,8 @@ class Gate:
         hold = self._hold_of(action.chat)
         async with self.passed(action) as record:
             endless, keeps = action.what in _ENDLESS, action.what == "door"
-            async with hold.open_sandbox(endless=endless, keeps=keeps) as held:
+            changes = action.what not in _LOOKS
+            async with hold.open_sandbox(endless=endless, keeps=keeps, changes=changes) as held:
                 record.sandbox = held.sandbox.id
                 entered = AdmittedCall(held, held.runtime, record, action.leave)
                 match _ACCESS.get(action.what, "read"):

@@ -3,16 +3,16 @@
 import hashlib
 import logging
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import asdict
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 from weakref import WeakValueDictionary
 
 import anyio
 from anyio.abc import TaskGroup, TaskStatus
 
-from mcp_sandbox.errors import OperatorError, SandboxError, StorageUnavailable
+from mcp_sandbox.errors import OperatorError, SandboxError, StorageUnavailable, Unsupported
 from mcp_sandbox.models import BackendName, ChatId, SandboxInfo, SessionStatus, Statistics
 from mcp_sandbox.sessions.chat_records import (
     AssistantSpec,
@@ -32,12 +32,18 @@ from mcp_sandbox.sessions.skills import ChatSkills, Skills
 from mcp_sandbox.telemetry.calls import Count
 from mcp_sandbox.workspace.pool import PoolFolder
 
+if TYPE_CHECKING:
+    from mcp_sandbox.sessions.saving import Saving
+    from mcp_sandbox.storage.backups import Backup
+
 logger = logging.getLogger(__name__)
 
 # How long the end waits for a disk that does not answer.
 _LAST_WORDS_S = 10.0
 # A server that lives shorter than this leaves alone what other servers left behind.
 _SETTLED_S = 5.0
+# How long the end waits for the last save of a chat; the next server goes on with it.
+_LAST_SAVE_S = 30.0
 # A cancelled call ends when all that it started is dead.
 _LAST_CALLS_S = 10.0
 _CLOSED = (
@@ -66,14 +72,21 @@ class SessionManager:
         self._context = context
         self._skills = skills
         self._pool_folder = pool
-        # Where the sandboxes live, and how they reach allowed hosts.
+        # Where the sandboxes live, how they reach allowed hosts, and who saves their files.
         self.backend: BackendName = context.backend.name
         self.egress = context.egress
+        self.saving = context.saving
+        if self.saving:
+            self.saving.hold_of = self._hold
+        self.use_times: UseTimes = context.use_times
+        self._saved = self.saving.before_end if self.saving else nullcontext
         self._cleaning = Cleaner(context, self._own_chats)
         self._reaper = Reaper(self._open_holds, self._cleaning, context.settings)
         self._judge = judge
         self.approvals = judge.approvals
         self._gate = Gate(self._hold, skills.check_call, judge, context.audit, count)
+        # Answers the calls that wait for processes, which go on running for the next server.
+        self.answer_waiting = self._gate.answer_waiting
         self._handing_over = self._entered = False
         self._tasks = anyio.create_task_group()
         self._closed = anyio.Event()
@@ -94,6 +107,8 @@ class SessionManager:
             )
             context.pool.start()
         tasks.start_soon(self._reaper.run)
+        if self.saving:
+            tasks.start_soon(self.saving.run)
         tasks.start_soon(self._look_at_others)
         return self
 
@@ -143,6 +158,8 @@ class SessionManager:
                         closing.start_soon(self._close, hold)
                     if self._context.pool:
                         closing.start_soon(self._context.pool.stop)
+                if self.saving:
+                    await self.saving.forget_saved()
                 with anyio.move_on_after(_LAST_WORDS_S):
                     await self._context.use_times.write()
         finally:
@@ -158,6 +175,9 @@ class SessionManager:
         """End its sandbox unless it is to stay, is paused, or other servers use it."""
         try:
             if not (self._handing_over or hold.use().paused):
+                with anyio.move_on_after(_LAST_SAVE_S):
+                    async with self._saved(hold.chat):
+                        pass
                 await hold.release_if_idle(
                     background_too=not self._context.settings.keep_background
                 )
@@ -173,11 +193,6 @@ class SessionManager:
     def _own_chats(self) -> set[ChatId]:
         """Return the chats that this server uses, or is about to."""
         return {hold.chat for hold in [*self._holds.values()] if hold.is_busy or hold.use().open}
-
-    @property
-    def use_times(self) -> UseTimes:
-        """The records of the chats."""
-        return self._context.use_times
 
     async def session(
         self, chat: ChatId, assistant: AssistantSpec | None = None, *, judged: bool = False
@@ -224,6 +239,7 @@ class SessionManager:
         self, chat: ChatId, record: ChatRecord | None, sandbox: SandboxInfo | None, use: ChatUse
     ) -> SessionStatus:
         created_at, last_used_at = self._context.use_times.times(chat, record)
+        saved_at, unsaved = self.saving.status(chat, record) if self.saving else (None, False)
         return SessionStatus(
             # A short name of the chat that is the same in every server.
             id=hashlib.sha256(str(chat).encode()).hexdigest()[:12],
@@ -238,6 +254,8 @@ class SessionManager:
             busy=use.calls,
             background=use.background,
             assistant=read_assistant_spec(record).name,
+            saved_at=saved_at,
+            unsaved=unsaved,
         )
 
     async def size(self, chat: ChatId) -> int | None:
@@ -248,7 +266,8 @@ class SessionManager:
 
     async def stop(self, chat: ChatId) -> bool:
         """End the chat's sandbox and all that runs in it; files stay. Return False if none ran."""
-        return await self._hold(chat).end()
+        async with self._saved(chat):
+            return await self._hold(chat).end()
 
     async def pause(self, chat: ChatId) -> bool:
         """Stop all that runs in the chat's sandbox, until the next call; False when none runs.
@@ -259,15 +278,33 @@ class SessionManager:
             Busy: a call is under way in it, or another server has it open.
             Unsupported: the backend cannot pause.
         """
-        return await self._hold(chat).pause()
+        async with self._saved(chat):
+            return await self._hold(chat).pause()
 
     async def resume(self, chat: ChatId) -> bool:
         """Let the chat's paused sandbox go on; False where none is paused."""
         return await self._hold(chat).resume()
 
     async def remove(self, chat: ChatId) -> None:
-        """End the chat's sandbox, and throw its files and its home into the trash."""
+        """End the chat's sandbox, throw its files into the trash, and delete its backups."""
+        if self.saving:
+            await self.saving.remove(chat)
         await self._hold(chat).end("remove")
+
+    async def save(self, chat: ChatId) -> "Backup | None":
+        """Save the chat's files to the object store now; None if it has none on this machine.
+
+        This and the next two raise Unsupported if no object store is configured.
+        """
+        return await _configured(self.saving).save(chat)
+
+    async def backups(self, chat: ChatId) -> "Sequence[Backup]":
+        """Return the chat's backups, the newest first."""
+        return await _configured(self.saving).list(chat)
+
+    async def restore(self, chat: ChatId, key: str | None = None) -> "Backup":
+        """End the chat's sandbox and put back a backup, the newest by default; see `Saving`."""
+        return await _configured(self.saving).restore(chat, key)
 
     async def collect(self, *, dry_run: bool = False) -> GcReport:
         """Remove what is due now: chats that were unused for long, and old trash.
@@ -286,6 +323,7 @@ class SessionManager:
             background=sum(hold.use().background for hold in list(self._holds.values())),
             pool=self._context.pool.statistics() if self._context.pool else {},
             connections={**self.egress.counts} if self.egress else {},
+            unsaved=self.saving.unsaved if self.saving else None,
         )
 
     async def drain(self, seconds: float, *, hand_over: bool = False) -> None:
@@ -298,6 +336,10 @@ class SessionManager:
         with anyio.move_on_after(seconds):
             await self._gate.wait_empty()
 
-    def answer_waiting(self) -> None:
-        """Answer the calls that wait for processes, which go on running for the next server."""
-        self._gate.answer_waiting()
+
+def _configured(saving: "Saving | None") -> "Saving":
+    if saving is None:
+        raise Unsupported(
+            "nothing saves the files of chats here: set storage.endpoint and its keys"
+        )
+    return saving

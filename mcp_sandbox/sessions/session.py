@@ -51,6 +51,7 @@ from mcp_sandbox.sessions.skills import ChatSkills
 
 Run = Callable[..., Awaitable[ExecResult]]
 _FIGURES_READ = 10
+_DAY_S = 24 * 3600
 # One line "name version" for each program found; all are asked at once, with a time limit each.
 _ASK = r"""
 ask() {
@@ -229,7 +230,7 @@ class Session:
     @property
     def is_open(self) -> bool:
         """False while its sandbox is being made."""
-        return self._hold.is_open
+        return not self._hold.use().starting
 
     @property
     def has_sandbox(self) -> bool:
@@ -444,6 +445,20 @@ class Session:
                 usage=usage,
                 versions={"runner": VERSION, "python": entered.held.runtime.hello.python},
             )
+
+    async def share(self, path: str, *, expires_s: float = 3600) -> str:
+        """Return an address by which anybody can download a copy of a file for this long.
+
+        Raises:
+            InvalidArgument: `expires_s` is over a day.
+            Unsupported: this server has no object store.
+        """
+        if not 0 < expires_s <= _DAY_S:
+            raise InvalidArgument(f"expires_s must be over 0 and at most {_DAY_S}, a day")
+        if (saving := self._hold.saving) is None:
+            raise Unsupported("files cannot be shared: no object store is configured (storage)")
+        async with self._enter("share", path=path) as entered:
+            return await saving.share(self.chat, path, entered.runtime.files, expires_s)
 
     async def reset(self, *, keep_files: bool = True) -> str:
         """Replace the sandbox; without `keep_files` also empty the workspace. Say what was done."""

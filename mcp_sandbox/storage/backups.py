@@ -97,9 +97,16 @@ class Backups:
         self._objects = ObjectStore(settings)
 
     async def save(
-        self, chat: ChatId, epoch: int, pack: Callable[[Take], Awaitable[Packed]], *, quiet: bool
+        self,
+        chat: ChatId,
+        epoch: int,
+        pack: Callable[[Take], Awaitable[Packed]],
+        *,
+        quiet: Callable[[], bool],
     ) -> Backup:
         """Store what `pack` hands over as the newest backup of its epoch.
+
+        `quiet` tells afterwards whether nothing ran meanwhile.
 
         Raises TooLarge: it is over `storage.max_size`; else what `pack` raises.
         """
@@ -115,7 +122,7 @@ class Backups:
             size=upload.size,
             files_bytes=packed.bytes,
             entries=packed.entries,
-            quiet=quiet,
+            quiet=quiet(),
             sha256=upload.digest.hexdigest(),
             version=__version__,
         )

@@ -14,6 +14,7 @@ Deleting may stop at any point; the item keeps its name and the next time goes o
         alias/{digest}/                 read-only links, see layout
         trash/{time}-{random}/
         pool/                           trees that wait for a chat, see pool
+        restoring/{user}/chat-{chat}/   trees that are to take the place of a chat's
 
 Everything above a chat's trees is 0700 and the server's own.
 """
@@ -38,7 +39,13 @@ from mcp_sandbox.durable import closing_fd
 from mcp_sandbox.errors import InvalidArgument, StorageUnavailable
 from mcp_sandbox.models import ChatId, Mount
 from mcp_sandbox.workspace import layout, meter
-from mcp_sandbox.workspace.beneath import create_file, make_directory, open_directory, open_file
+from mcp_sandbox.workspace.beneath import (
+    create_file,
+    make_directory,
+    open_directory,
+    open_file,
+    rename_new,
+)
 
 _STAMP = "%Y%m%dT%H%M%SZ"
 _ITEM = re.compile(r"(\d{8}T\d{6}Z)-[0-9a-f]{16}")
@@ -49,6 +56,7 @@ TRASH_KEPT_S = 24 * 3600.0
 # What a chat has on disk and may fill; `projects` makes the third.
 _FILLED = ("workspace", "home", "project")
 _KINDS = (*_FILLED, "skills")
+_STAGED, RESTORED = "restoring", b"restored"
 # What is gone when a chat begins with an empty workspace.
 _DISCARDED = ("workspace", "skills")
 SHOWN_SKILLS = "/opt/skills"
@@ -302,6 +310,17 @@ class Workspaces:
         """
         await to_thread.run_sync(self._remove, chat, limiter=self._layout_limiter)
 
+    async def stage(self, chat: ChatId) -> ChatDirectories:
+        """Return empty trees that are not the chat's yet; earlier ones are deleted."""
+        return await to_thread.run_sync(self._stage, chat, limiter=self._layout_limiter)
+
+    async def replace(self, chat: ChatId) -> None:
+        """Make the staged trees the chat's; those that it has go to the trash.
+
+        No sandbox of the chat may be running: it would go on in the discarded trees.
+        """
+        await to_thread.run_sync(self._replace, chat, limiter=self._layout_limiter)
+
     async def chats(self) -> Sequence[ChatId]:
         return await to_thread.run_sync(self._chats, limiter=self._layout_limiter)
 
@@ -358,6 +377,31 @@ class Workspaces:
         with layout.sandbox_directory(self.data_root) as sandbox, ExitStack() as stack:
             if trees := self._present(stack, sandbox, chat, _KINDS):
                 throw_away(layout.enter(stack, sandbox, "trash"), trees, chat, self._now())
+
+    def _stage(self, chat: ChatId) -> ChatDirectories:
+        with layout.sandbox_directory(self.data_root) as sandbox, ExitStack() as stack:
+            user = layout.enter(stack, sandbox, _STAGED, chat.user)
+            destroy(layout.enter(stack, sandbox, "trash"), user, tree_name(chat), self._now())
+            place = layout.enter(stack, user, os.fsdecode(tree_name(chat)))
+            for kind in _FILLED:
+                os.close(layout.make_tree(place, kind.encode(), self._owner)[0])
+            path, inode = self._path(_STAGED, chat), os.stat("workspace", dir_fd=place).st_ino
+            return ChatDirectories(path / "workspace", path / "home", inode)
+
+    def _replace(self, chat: ChatId) -> None:
+        with layout.sandbox_directory(self.data_root) as sandbox, ExitStack() as stack:
+            if trees := self._present(stack, sandbox, chat, _FILLED):
+                throw_away(layout.enter(stack, sandbox, "trash"), trees, chat, self._now())
+            place = layout.enter(stack, sandbox, _STAGED, chat.user, os.fsdecode(tree_name(chat)))
+            with suppress(OSError):
+                os.rmdir("project", dir_fd=place)
+            if layout.exists(place, b"project"):
+                copies, _ = self._tree(stack, sandbox, "project", chat)
+                rename_new(place, b"project", copies, RESTORED)
+            # The workspace goes last: without it the chat's files are not here.
+            for kind in ("home", "workspace"):
+                user = layout.enter(stack, sandbox, kind, chat.user)
+                rename_new(place, kind.encode(), user, tree_name(chat))
 
     def _present(
         self, stack: ExitStack, sandbox: int, chat: ChatId, kinds: Sequence[str]

@@ -14,7 +14,7 @@ import os
 import stat
 import sys
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from mcp_sandbox.config import ProjectConfig, home
 from mcp_sandbox.errors import ConfigError, InvalidArgument
 from mcp_sandbox.models import ChatId, FolderIdentity, Mount, ProjectAccess
 from mcp_sandbox.workspace import layout
+from mcp_sandbox.workspace.directory import RESTORED
 
 logger = logging.getLogger(__name__)
 
@@ -94,6 +95,7 @@ class Projects:
         folders: ClientFolders,
     ) -> None:
         """`owner` is the (uid, gid) that sandboxes run as."""
+        self.copies = settings.access == "copy"
         self._settings = settings
         self._data_root = data_root
         self._owner = owner
@@ -131,6 +133,9 @@ class Projects:
         """Make the chat's copy at its first call; later ones find it as the chat left it."""
         tree = await to_thread.run_sync(self._tree, chat)
         copy = tree / hashlib.sha256(os.fsencode(folder)).hexdigest()[:16]
+        with suppress(OSError):
+            # A copy that a backup has brought; never over one that is there and not empty.
+            await to_thread.run_sync(os.rename, tree / os.fsdecode(RESTORED), copy)
         if await to_thread.run_sync(copy.is_dir):
             return copy
         order = {

@@ -140,6 +140,9 @@ def test_there_is_no_other_way_into_a_sandbox() -> None:
     assert found == {
         "sessions/gate.py: hold.open_sandbox",
         "sessions/gate.py: held.runtime.bounded",
+        # The server's own: a chat's files go out, and into a sandbox that is for this alone.
+        "sessions/saving.py: held.runtime.files",
+        "sessions/saving.py: runtime.files",
         # They are given that of a call that has entered.
         "sessions/session.py: runtime.exec",
         "sessions/session.py: runtime.files",

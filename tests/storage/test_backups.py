@@ -58,7 +58,7 @@ def backups(s3: S3Server) -> Backups:
 
 
 async def save(backups: Backups, chat: ChatId, text: bytes = b"files", epoch: int = 1) -> Backup:
-    return await backups.save(chat, epoch, Pack(text), quiet=True)
+    return await backups.save(chat, epoch, Pack(text), quiet=lambda: True)
 
 
 async def content(backups: Backups, backup: Backup) -> bytes:
@@ -70,7 +70,7 @@ def stored(s3: S3Server, chat: ChatId) -> list[Path]:
 
 
 async def test_what_was_saved_is_listed_and_read(backups: Backups, chat: ChatId) -> None:
-    saved = await backups.save(chat, 7, Pack(b"a" * MIB, NOISE, b""), quiet=False)
+    saved = await backups.save(chat, 7, Pack(b"a" * MIB, NOISE, b""), quiet=lambda: False)
     assert (saved.epoch, saved.files_bytes, saved.quiet) == (7, 2 * MIB, False)
     assert list(await backups.list(chat)) == [saved]
     assert await content(backups, saved) == b"a" * MIB + NOISE
@@ -91,7 +91,9 @@ async def test_another_chat_has_other_backups(backups: Backups, chat: ChatId) ->
 
 async def test_what_is_over_the_limit_is_not_saved(s3: S3Server, chat: ChatId) -> None:
     with pytest.raises(TooLarge, match="max_size"):
-        await Backups(s3.settings(max_size=MIB)).save(chat, 1, Pack(NOISE, b"1"), quiet=True)
+        await Backups(s3.settings(max_size=MIB)).save(
+            chat, 1, Pack(NOISE, b"1"), quiet=lambda: True
+        )
     assert not stored(s3, chat)
 
 
@@ -99,7 +101,9 @@ async def test_a_sandbox_that_dies_leaves_nothing(
     backups: Backups, s3: S3Server, chat: ChatId
 ) -> None:
     with pytest.raises(SandboxGone):
-        await backups.save(chat, 1, Pack(*[NOISE] * 20, then=SandboxGone("died")), quiet=True)
+        await backups.save(
+            chat, 1, Pack(*[NOISE] * 20, then=SandboxGone("died")), quiet=lambda: True
+        )
     assert not stored(s3, chat)
 
 
@@ -128,7 +132,7 @@ async def test_what_is_not_what_was_saved_is_noticed_before_its_end(
 
 
 async def test_a_bomb_is_stopped_at_the_limit(s3: S3Server, chat: ChatId) -> None:
-    saved = await Backups(s3.settings()).save(chat, 1, Pack(*[bytes(MIB)] * 40), quiet=True)
+    saved = await Backups(s3.settings()).save(chat, 1, Pack(*[bytes(MIB)] * 40), quiet=lambda: True)
     assert saved.size < MIB
     with pytest.raises(BackupDamaged, match="max_size"):
         await content(Backups(s3.settings(max_size=8 * MIB)), saved)
@@ -263,7 +267,7 @@ async def test_a_server_that_dies_in_an_upload_ends_it_at_once(
     pack, began = Pack(), time.monotonic()
     pack.pieces = pieces()
     with pytest.raises(StorageUnavailable, match="does not answer"):
-        await backups.save(chat, 1, pack, quiet=True)
+        await backups.save(chat, 1, pack, quiet=lambda: True)
     assert time.monotonic() - began < 6
     assert threading.active_count() <= threads + 3
     own_s3.start()

@@ -33,19 +33,15 @@ class ChatSandbox:
         self.lifetime_s = context.settings.sessions.lifetime
         self.tell_agent = partial(context.notices.add, chat)
         self.egress = context.egress
+        self.saving = context.saving
         self._context = context
         self._lifecycle = SandboxLifecycle(chat, context)
         self._lock = anyio.Lock()
         self._held: OpenSandbox | None = None
         self._calls = 0
         # Of these, how many use the open sandbox, and how many keep it from ending of age.
-        self._inside = self._keeping = 0
+        self._inside = self._keeping = self._saves = 0
         self._left = anyio.Event()
-
-    @property
-    def is_open(self) -> bool:
-        """True if there is a sandbox, or none is being made."""
-        return self._held is not None or not self._lock.locked()
 
     async def take_notices(self) -> list[str]:
         """Return what the agent should know; each text is returned once."""
@@ -65,7 +61,7 @@ class ChatSandbox:
     @property
     def is_busy(self) -> bool:
         """True if a call is under way, or the sandbox is being made."""
-        return self._calls > 0 or self._lock.locked()
+        return self._calls + self._saves > 0 or self._lock.locked()
 
     def use(self) -> ChatUse:
         """Return what this server does with the chat now."""
@@ -82,17 +78,28 @@ class ChatSandbox:
         )
 
     @asynccontextmanager
+    async def open_for_save(self) -> AsyncGenerator[OpenSandbox]:
+        """Yield the open sandbox; this is no use of it, and the next call tells if it died."""
+        self._saves += 1
+        try:
+            yield await self._open()
+        finally:
+            self._saves -= 1
+            self._context.capacity.mark_idle(self)
+
+    @asynccontextmanager
     async def open_sandbox(
-        self, *, endless: bool = False, keeps: bool = False
+        self, *, endless: bool = False, keeps: bool = False, changes: bool = True
     ) -> AsyncGenerator[OpenSandbox]:
         """Yield the open sandbox for one call; if it dies during the call, it is removed.
 
         An `endless` call, such as a person's shell, does not keep a sandbox beyond its highest age.
-        One that `keeps` it does, for the other calls that depend on it.
+        One that `keeps` it does, for the other calls that depend on it. After one that `changes`
+        files they are saved.
         """
         self._calls += 1
         self._context.capacity.mark_used(self)
-        self._context.use_times.note_use(self.chat)
+        self._context.note_use(self.chat, changes=changes)
         try:
             held = await self._open()
             if held.doors:
@@ -110,7 +117,7 @@ class ChatSandbox:
                 raise await self._explain_loss(held, exc) from exc
         finally:
             self._calls -= 1
-            self._context.use_times.note_use(self.chat)
+            self._context.note_use(self.chat, changes=changes)
             self._context.capacity.mark_idle(self)
 
     async def _explain_loss(self, held: OpenSandbox, exc: SandboxGone) -> SandboxGone:

@@ -39,6 +39,9 @@ if TYPE_CHECKING:
     # Loaded only by servers with allowed hosts.
     from mcp_sandbox.sessions.doors import Egress, SandboxDoors
 
+    # Loaded only by servers with an object store.
+    from mcp_sandbox.sessions.saving import Saving
+
 logger = logging.getLogger(__name__)
 
 _WORDS: dict[Ending, str] = {
@@ -67,6 +70,7 @@ class SessionContext:
     """What chats' sandboxes of one manager share; `tasks` and `pool` are set while that is open.
 
     `addresses`: name and port of each preview so far. `egress` leads to allowed hosts, if any.
+    `saving` has their backups, if there is an object store.
     """
 
     backend: Backend
@@ -79,6 +83,7 @@ class SessionContext:
     addresses: dict[tuple[ChatId, int], tuple[str, int]] = field(default_factory=dict)
     pool: WarmPool | None = None
     egress: "Egress | None" = None
+    saving: "Saving | None" = None
     tasks: TaskGroup = field(init=False)
     capacity: Capacity = field(init=False)
 
@@ -91,6 +96,12 @@ class SessionContext:
     @property
     def records(self) -> ChatRecords:
         return self.use_times.records
+
+    def note_use(self, chat: ChatId, *, changes: bool) -> None:
+        """Note that a call begins or ends; one that `changes` files has them saved."""
+        self.use_times.note_use(chat)
+        if changes and self.saving:
+            self.saving.note_call(chat)
 
     def start_doors(self, chat: ChatId, held: "OpenSandbox") -> None:
         """Open the doors of a sandbox, and its way to allowed hosts if there is one."""

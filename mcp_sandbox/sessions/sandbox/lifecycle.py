@@ -7,9 +7,10 @@ the calls and the connections of all servers.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
+from typing import Any
 
 import anyio
 
@@ -90,8 +91,10 @@ class SandboxLifecycle:
         lived = record is not None and record.backend is not None
         is_new = not lived and not await context.workspaces.exist(self._chat)
         self._settle(record, is_new=is_new)
+        further = await context.saving.prepare(self._chat, record) if context.saving else None
+        has_files = further is not None and await context.workspaces.exist(self._chat)
         shown = await context.projects.show(self._chat)
-        may_adopt = is_new and not shown.mounts and not record
+        may_adopt = is_new and not (has_files or shown.mounts or record)
         opened = await context.pool.adopt(self._chat) if context.pool and may_adopt else None
         news = ""
         if opened is None:
@@ -100,7 +103,7 @@ class SandboxLifecycle:
             opened, news = (None, "") if is_new else await self._find(wanted, record)
             with context.pool.foreground() if context.pool else nullcontext():
                 opened = opened or await self._make(wanted)
-        return await self._remember(opened, shown, record, news)
+        return await self._remember(opened, shown, record, news, further)
 
     def _settle(self, record: ChatRecord | None, *, is_new: bool) -> None:
         """Refuse a backend that the chat must not move to, and tell the agent of a lost record."""
@@ -127,7 +130,12 @@ class SandboxLifecycle:
             )
 
     async def _remember(
-        self, opened: Connected, shown: ProjectView, record: ChatRecord | None, news: str = ""
+        self,
+        opened: Connected,
+        shown: ProjectView,
+        record: ChatRecord | None,
+        news: str = "",
+        further: Mapping[str, Any] | None = None,
     ) -> OpenSandbox:
         """Note in the chat's record which sandbox it has; if that fails, the labels still tell."""
         context, now, (sandbox, runtime) = self._context, self._context.use_times.clock(), opened
@@ -138,6 +146,7 @@ class SandboxLifecycle:
             sandbox_id=sandbox.id,
             image=sandbox.facts.image,
             spec=sandbox.labels.get(SPEC, ""),
+            further=before.further if further is None else further,
         )
         if bound != record:
             try:
@@ -148,13 +157,20 @@ class SandboxLifecycle:
 
     async def adopt(self, sandbox_id: SandboxId) -> OpenSandbox | None:
         """Connect to a running sandbox; return None if it was unusable, and was removed."""
-        directories = await self._context.workspaces.open(self._chat)
+        context, record = self._context, await self._context.records.get(self._chat)
+        further = None
+        if context.saving:
+            further = await context.saving.prepare(self._chat, record, runs=True)
+            if further is None:
+                await context.backend.destroy(sandbox_id)
+                return None
+        directories = await context.workspaces.open(self._chat)
         # Before the connection, which a failure here would leave open.
-        shown = await self._context.projects.show(self._chat)
+        shown = await context.projects.show(self._chat)
         reached = await self._reach(sandbox_id, directories)
         if reached is None:
             return None
-        return await self._remember(reached, shown, await self._context.records.get(self._chat))
+        return await self._remember(reached, shown, record, further=further)
 
     async def running(self) -> Sequence[SandboxInfo]:
         """Return the sandboxes that carry the chat's labels."""

@@ -1,0 +1,418 @@
+"""When the files of chats are saved to the object store, and when they come back from there.
+
+A chat that was called is saved a while after its last call, regularly while it is used, and before
+a person pauses or ends its sandbox. Its newest backup is restored before a sandbox opens, where
+the chat's files are not on this machine or are older. The chat's record has, under "backup":
+
+    epoch   grows whenever a data root takes the chat over: files of a lower one are older
+    saved   when they were saved last, in seconds since the epoch
+    clean   whether nothing has changed since; False while a sandbox is open
+"""
+
+import logging
+import math
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import PurePosixPath
+from typing import Any
+
+import anyio
+
+from mcp_sandbox.config.sections import StorageConfig
+from mcp_sandbox.errors import (
+    BackendUnavailable,
+    BackupDamaged,
+    CallerError,
+    NotFound,
+    SandboxError,
+    SandboxGone,
+    StorageUnavailable,
+    TooLarge,
+)
+from mcp_sandbox.models import ChatId, Mount
+from mcp_sandbox.runtime.files import Files
+from mcp_sandbox.sessions.chat_records import (
+    BACKUP,
+    ChatRecord,
+    read_assistant_spec,
+    read_backup,
+)
+from mcp_sandbox.sessions.sandbox.chat_sandbox import ChatSandbox
+from mcp_sandbox.sessions.sandbox.context import SessionContext
+from mcp_sandbox.sessions.sandbox.warm_pool import connect
+from mcp_sandbox.storage.backups import Backup, Backups
+from mcp_sandbox.workspace.projects import TARGET
+
+logger = logging.getLogger(__name__)
+
+_ROOTS = ("workspace", "home", "project")
+_LOOK_S = 5.0
+_AT_ONCE = 2
+# Twice the longest is less than the minute after which all is saved when the store is back.
+_PAUSES_S = (1.0, 20.0)
+# How long an opening waits for the list of backups.
+_ANSWER_S = 5.0
+_DESTROY_S = 20.0
+_PIECE = 4 * 1024 * 1024
+
+Kept = Mapping[str, Any]
+
+
+@dataclass
+class _Chat:
+    """What this server knows of a chat's files; `changed_s`: since when they are not saved.
+
+    `calls` may have changed them, the last one at `called_s`. Times are by the steady clock.
+    `wanted`: what the next opening is to restore.
+    """
+
+    epoch: int = 1
+    changed_s: float | None = None
+    called_s: float = 0.0
+    calls: int = 0
+    failures: int = 0
+    not_before_s: float = 0.0
+    saved_at: datetime | None = None
+    wanted: Sequence[Backup] = ()
+    lock: anyio.Lock = field(default_factory=anyio.Lock)
+
+
+class Saving:
+    """The backups of all chats of one manager.
+
+    What asks the store may raise StorageUnavailable; what opens a sandbox, whatever that raises.
+    """
+
+    def __init__(self, backups: Backups, settings: StorageConfig, context: SessionContext) -> None:
+        self._backups = backups
+        self._settings = settings
+        self._context = context
+        self._chats: dict[ChatId, _Chat] = {}
+        self._places = anyio.CapacityLimiter(_AT_ONCE)
+        # How often the store has not answered in a row, when to ask it again, and what it was.
+        self._failures, self._not_before_s, self._why = 0, 0.0, ""
+        # Set by the manager before anything is saved.
+        self.hold_of: Callable[[ChatId], ChatSandbox]
+
+    @property
+    def unsaved(self) -> int:
+        """How many chats have files that are not saved yet."""
+        return sum(one.changed_s is not None for one in self._chats.values())
+
+    def status(self, chat: ChatId, record: ChatRecord | None) -> tuple[datetime | None, bool]:
+        """Return when the chat's files were saved last, and whether they have changed since."""
+        kept, one = read_backup(record), self._chats.get(chat)
+        at = datetime.fromtimestamp(kept["saved"], UTC) if "saved" in kept else None
+        if one:
+            return one.saved_at or at, one.changed_s is not None
+        return at, not kept.get("clean")
+
+    def note_call(self, chat: ChatId) -> None:
+        """Note that a call begins or ends that may change files."""
+        one = self._chats.setdefault(chat, _Chat())
+        one.called_s, one.calls = self._now_s(), one.calls + 1
+        one.changed_s = one.called_s if one.changed_s is None else one.changed_s
+
+    async def run(self) -> None:
+        """Save what is due, until cancelled; failures are tried again with growing pauses."""
+        settings, looked_s = self._settings, -math.inf
+        pause_s = min(_LOOK_S, settings.after / 4, settings.every / 4)
+        async with anyio.create_task_group() as tasks:
+            while True:
+                try:
+                    if self._now_s() - looked_s >= settings.every:
+                        looked_s = self._now_s()
+                        await self._find_left()
+                    await self.forget_saved()
+                except SandboxError:
+                    logger.exception("the records of chats cannot be used; trying again")
+                for chat in [chat for chat, one in self._chats.items() if self._is_due(chat, one)]:
+                    tasks.start_soon(self._save_due, chat)
+                await anyio.sleep(pause_s)
+
+    async def _find_left(self) -> None:
+        """Note the chats that another process has left unsaved."""
+        chats = await self._context.workspaces.chats()
+        records = {record.chat: record for record in await self._context.records.list()}
+        for chat in {*chats} - self._chats.keys():
+            if not read_backup(records.get(chat)).get("clean"):
+                self._chats[chat] = _Chat(changed_s=self._now_s() - self._settings.every)
+
+    def _is_due(self, chat: ChatId, one: _Chat) -> bool:
+        now_s = self._now_s()
+        if one.changed_s is None or one.lock.locked() or now_s < one.not_before_s:
+            return False
+        use = self.hold_of(chat).use()
+        rests = not use.calls and now_s - one.called_s >= self._settings.after
+        is_due = rests or now_s - one.changed_s >= self._settings.every
+        return is_due and (use.open or self._context.capacity.free > 0)
+
+    async def _save_due(self, chat: ChatId) -> None:
+        if self._now_s() < self._not_before_s:
+            return
+        async with self.before_end(chat):
+            pass
+
+    @asynccontextmanager
+    async def before_end(self, chat: ChatId) -> AsyncGenerator[None]:
+        """Save the chat if it has changed, and save nothing in the block; a failure is logged."""
+        one = self._chats.setdefault(chat, _Chat())
+        async with one.lock:
+            if one.changed_s is not None:
+                try:
+                    await self._save(chat, one)
+                except SandboxError as exc:
+                    one.failures += 1
+                    one.not_before_s = self._now_s() + _pause_s(one.failures)
+                    logger.warning("chat %s is not saved yet; trying again: %s", chat, exc)
+            yield
+
+    async def save(self, chat: ChatId) -> Backup | None:
+        """Save the chat's files now; None if it has none on this machine."""
+        one = self._chats.setdefault(chat, _Chat())
+        async with one.lock:
+            return await self._save(chat, one)
+
+    async def _save(self, chat: ChatId, one: _Chat) -> Backup | None:
+        hold, calls, began_s = self.hold_of(chat), one.calls, self._now_s()
+        was = hold.use()
+        if not (was.open or await self._context.workspaces.exist(chat)):
+            one.changed_s = None
+            return None
+        try:
+            async with self._places, hold.open_for_save() as held:
+                status = await held.runtime.status()
+                copies = bool(self._context.projects.copies and held.project.mounts)
+                pack = partial(
+                    held.runtime.files.pack,
+                    roots=_ROOTS[: 2 + copies],
+                    leave_out=self._settings.leave_out,
+                )
+
+                def is_quiet() -> bool:
+                    busy = was.calls or status.calls or status.background.total
+                    return not busy and calls == one.calls
+
+                with self._asking():
+                    saved = await self._backups.save(chat, one.epoch, pack, quiet=is_quiet)
+        finally:
+            with suppress(SandboxError):
+                if was.paused:
+                    await hold.pause()
+                elif not was.open:
+                    await hold.release_if_idle()
+        one.saved_at, one.failures = saved.saved_at, 0
+        one.changed_s = None if saved.quiet else began_s
+        if calls == one.calls:
+            # It is not due again before its next call, or as one that is used.
+            one.called_s = math.inf
+        await self._note(chat, one)
+        with self._asking():
+            await self._backups.prune(chat)
+        return saved
+
+    async def _note(self, chat: ChatId, one: _Chat) -> None:
+        """Note in the chat's record what was saved, and whether that is all it has."""
+
+        def change(before: Any) -> Kept:  # noqa: ANN401 - JSON
+            is_clean = one.changed_s is None and not self.hold_of(chat).use().open
+            saved = {"saved": one.saved_at.timestamp()} if one.saved_at else {}
+            return {**(before or {}), **saved, "epoch": one.epoch, "clean": is_clean}
+
+        now_s = self._context.use_times.clock().wall_s
+        await self._context.records.keep(chat, BACKUP, change, now_s)
+
+    async def forget_saved(self) -> None:
+        """Note in their records which chats are saved and closed, and forget them."""
+        for chat, one in list(self._chats.items()):
+            hold = self.hold_of(chat)
+            used = hold.is_busy or hold.use().open or one.lock.locked()
+            if one.changed_s is None and not used:
+                async with one.lock:
+                    if await self._context.workspaces.exist(chat):
+                        await self._note(chat, one)
+                    if one.changed_s is None and not hold.use().open:
+                        self._chats.pop(chat, None)
+
+    async def prepare(
+        self, chat: ChatId, record: ChatRecord | None, *, runs: bool = False
+    ) -> Kept | None:
+        """Bring the chat's newest files here before its sandbox opens.
+
+        The caller has the chat's lock, and stores what this returns as `further` of the record;
+        None if its sandbox `runs` here already, on files that are older than the newest backup.
+
+        Raises:
+            BackendUnavailable: its files are in the store alone, which does not answer.
+        """
+        kept, here = dict(read_backup(record)), await self._context.workspaces.exist(chat)
+        if (one := self._chats.get(chat)) is None:
+            is_left = here and not kept.get("clean")
+            one = self._chats[chat] = _Chat(changed_s=self._now_s() if is_left else None)
+            one.called_s = self._now_s()
+        one.epoch, found = int(kept.get("epoch", 1)), one.wanted
+        try:
+            newest = found = found or await self._list_soon(chat)
+            is_older = newest and (not here or newest[0].epoch > kept.get("epoch", 0))
+            if is_older and runs:
+                return None
+            if (one.wanted or is_older) and (backup := await self._restore(chat, record, found)):
+                one.saved_at = backup.saved_at
+                kept["saved"] = backup.saved_at.timestamp()
+            if one.wanted or is_older or "epoch" not in kept:
+                one.epoch = self._next_epoch(found)
+        except StorageUnavailable as exc:
+            if not here and (found or "epoch" in kept):
+                raise BackendUnavailable(
+                    f"the files of chat {chat} are in a backup only, and the object store does "
+                    f"not answer ({exc}): call again when it does"
+                ) from exc
+            mine = "these are the files of this machine" if here else "it begins without files"
+            self._context.notices.add(
+                chat, f"Whether there are newer files in a backup could not be asked; {mine}."
+            )
+        finally:
+            one.wanted = ()
+        news = {**kept, "epoch": one.epoch, "clean": False}
+        return {**(record.further if record else {}), BACKUP: news}
+
+    def _next_epoch(self, found: Sequence[Backup]) -> int:
+        now = int(1000 * self._context.use_times.clock().wall_s)
+        return max([now, *(backup.epoch + 1 for backup in found)])
+
+    async def _list_soon(self, chat: ChatId) -> Sequence[Backup]:
+        """List the chat's backups for a call that waits, unless the store failed just now."""
+        if self._now_s() < self._not_before_s:
+            raise StorageUnavailable(self._why)
+        with self._asking(), anyio.move_on_after(_ANSWER_S):
+            return await self._backups.list(chat)
+        with self._asking():
+            raise StorageUnavailable(f"the object store did not answer within {_ANSWER_S:g} s")
+
+    async def list(self, chat: ChatId) -> Sequence[Backup]:
+        """Return the chat's backups, the newest first."""
+        with self._asking():
+            return await self._backups.list(chat)
+
+    async def restore(self, chat: ChatId, key: str | None = None) -> Backup:
+        """Open a new sandbox on the files of a backup, by default of the newest that is sound.
+
+        The files that the chat has are saved if they have changed, and go to the trash.
+
+        Raises:
+            NotFound: there is no such backup.
+            BackupDamaged: none can be restored; the files stay.
+        """
+        found = [each for each in await self.list(chat) if key in (None, each.key)]
+        if not found:
+            raise NotFound(f"no such backup of chat {chat}: see `mcp-sandbox backup list {chat}`")
+        async with self.before_end(chat):
+            one, hold = self._chats[chat], self.hold_of(chat)
+            await hold.end()
+            one.wanted, one.saved_at = found, None
+            async with hold.open_for_save():
+                done = [each for each in found if each.saved_at == one.saved_at]
+            if not done:
+                raise BackupDamaged(f"no backup of chat {chat} can be restored: see the log")
+            # So that it becomes the newest for other servers too.
+            self.note_call(chat)
+        return done[0]
+
+    async def _restore(
+        self, chat: ChatId, record: ChatRecord | None, found: Sequence[Backup]
+    ) -> Backup | None:
+        """Put the first backup that can be restored in place of the chat's files."""
+        tell = partial(self._context.notices.add, chat)
+        for backup in found:
+            try:
+                with self._asking():
+                    await self._unpack(chat, record, backup)
+            except (BackupDamaged, CallerError, SandboxGone) as exc:
+                logger.warning("chat %s: backup %s is passed over: %s", chat, backup.key, exc)
+                tell(f"The backup of {_moment(backup)} could not be restored: {exc}")
+                continue
+            await self._context.workspaces.replace(chat)
+            quiet = "" if backup.quiet else " It was made while something ran: look at them first."
+            tell(
+                f"Your files are as of {_moment(backup)}, from a backup: what was written or "
+                f"installed after that is not there, and nothing that ran runs on.{quiet}"
+            )
+            logger.info("chat %s: restored %s", chat, backup.key)
+            return backup
+        tell("No backup could be restored: what is in /workspace is all that is left.")
+        return None
+
+    async def _unpack(self, chat: ChatId, record: ChatRecord | None, backup: Backup) -> None:
+        """Unpack a backup beside the chat's files, in a sandbox for this alone."""
+        context, assistant = self._context, read_assistant_spec(record)
+        space, copies = context.settings.workspace, context.projects.copies
+        limit = (await context.workspaces.open_disk_usage(chat).usage()).limit_bytes
+        origin = await context.backend.origin(assistant.image)
+        staged = await context.workspaces.stage(chat)
+        project = (Mount(staged.workspace.with_name("project"), TARGET),) if copies else ()
+        labels = {"user": chat.user, "chat": chat.chat}
+        spec = context.settings.spec(staged, labels, origin, project, assistant)
+        sandbox = await context.backend.create(spec)
+        try:
+            runtime = await connect(sandbox, staged, context.tasks, context.settings)
+            try:
+                async with aclosing(self._backups.read(backup)) as data:
+                    roots, most = _ROOTS[: 2 + copies], space.max_files
+                    await runtime.files.unpack(data, max_bytes=limit, max_entries=most, roots=roots)
+            finally:
+                await runtime.aclose()
+        finally:
+            with anyio.move_on_after(_DESTROY_S, shield=True):
+                await context.backend.destroy(sandbox.id)
+
+    async def share(self, chat: ChatId, path: str, files: Files, expires_s: float) -> str:
+        """Copy a file of the chat to the store; return an address that downloads it."""
+        first = await files.read(path, 0, _PIECE)
+
+        async def pieces() -> AsyncGenerator[bytes]:
+            data, offset = first, 0
+            while data:
+                yield data
+                offset += len(data)
+                if offset > self._settings.max_size:
+                    raise TooLarge(f"{path} is larger than storage.max_size: share a part of it")
+                data = await files.read(path, offset, _PIECE)
+
+        name = PurePosixPath(path).name
+        with self._asking():
+            async with aclosing(pieces()) as data:
+                return await self._backups.share(chat, name, data, expires_s=expires_s)
+
+    async def remove(self, chat: ChatId) -> None:
+        """Remove the chat's backups, after a save that is under way."""
+        async with self._chats.setdefault(chat, _Chat()).lock:
+            with self._asking():
+                await self._backups.remove(chat)
+            self._chats.pop(chat, None)
+
+    @contextmanager
+    def _asking(self) -> Generator[None]:
+        """Note in the block whether the store answers, so that no call waits for it in vain."""
+        try:
+            yield
+        except StorageUnavailable as exc:
+            self._failures, self._why = self._failures + 1, str(exc)
+            self._not_before_s = self._now_s() + _pause_s(self._failures)
+            raise
+        self._failures, self._not_before_s = 0, 0.0
+
+    def _now_s(self) -> float:
+        return self._context.use_times.clock().steady_s
+
+
+def _pause_s(failures: int) -> float:
+    least, most = _PAUSES_S
+    return float(min(most, least * 2 ** min(failures - 1, 10)))
+
+
+def _moment(backup: Backup) -> str:
+    at = backup.saved_at.astimezone(UTC)
+    return f"{at:%H:%M:%S} UTC" if at.date() == datetime.now(UTC).date() else f"{at:%F %T} UTC"

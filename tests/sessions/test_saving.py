@@ -1,0 +1,273 @@
+"""Files of chats are saved to the object store, and come back on any machine."""
+
+import urllib.request
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+import anyio
+import pytest
+from anyio import to_thread
+
+from mcp_sandbox.app.chats import open_manager
+from mcp_sandbox.config import Config
+from mcp_sandbox.errors import BackendUnavailable, InvalidArgument, StorageUnavailable, Unsupported
+from mcp_sandbox.models import ChatId, SessionStatus
+from mcp_sandbox.sessions.manager import SessionManager
+from tests.conftest import configured
+from tests.rclone import S3Server
+
+CHAT = ChatId("tester", "saved")
+pytestmark = pytest.mark.bubblewrap
+
+
+class Store(S3Server):
+    """A real object store, whose objects are files."""
+
+    def config(self, data_dir: Path, backend: str = "bubblewrap", **given: object) -> Config:
+        storage = self.settings(**given)
+        return configured(backend, data_dir).model_copy(update={"storage": storage})
+
+    def damage(self, key: str) -> None:
+        file = next(self.folder.rglob(f"{key}.tar.zst"))
+        data = bytearray(file.read_bytes())
+        data[len(data) // 2] ^= 255
+        file.write_bytes(data)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    opened = Store(tmp_path / "store")
+    yield opened
+    opened.close()
+
+
+async def until(holds: Callable[[], Awaitable[bool]]) -> None:
+    with anyio.fail_after(20):
+        while not await holds():
+            await anyio.sleep(0.02)
+
+
+async def status(manager: SessionManager, chat: ChatId = CHAT) -> SessionStatus:
+    return next(row for row in await manager.list() if row.chat == chat)
+
+
+async def write(manager: SessionManager, text: str, chat: ChatId = CHAT) -> None:
+    await (await manager.session(chat)).write_file("notes.txt", text)
+
+
+async def read(manager: SessionManager, chat: ChatId = CHAT) -> str:
+    return (await (await manager.session(chat)).exec("cat notes.txt")).stdout
+
+
+async def test_files_come_back_on_another_machine_and_the_agent_is_told(
+    tmp_path: Path, store: Store
+) -> None:
+    async with open_manager(store.config(tmp_path / "one")) as one:
+        session = await one.session(CHAT)
+        await session.exec("echo kept > notes.txt; mkdir -p ~/.cache d/e; ln -s d l; date > ~/own")
+        await session.exec("echo no > ~/.cache/file")
+    async with open_manager(store.config(tmp_path / "two")) as two:
+        session = await two.session(CHAT)
+        result = await session.exec("cat notes.txt; ls -F . ~; ls -A ~/.cache")
+        assert result.stdout.split()[:1] == ["kept"]
+        assert "own" in result.stdout
+        assert "no" not in result.stdout.split()
+        told = await session.take_notices()
+        assert any("files are as of" in text for text in told), told
+        assert (await status(two)).unsaved is True
+
+
+async def test_it_is_saved_a_while_after_its_last_call(tmp_path: Path, store: Store) -> None:
+    async with open_manager(store.config(tmp_path / "one", after=0.1)) as one:
+        await write(one, "a")
+
+        async def is_saved() -> bool:
+            return not (await status(one)).unsaved
+
+        await until(is_saved)
+        (backup,) = await one.backups(CHAT)
+        assert backup.quiet
+        assert (await status(one)).saved_at == backup.saved_at
+        await read(one)
+        await (await one.session(CHAT)).read_file("notes.txt")
+        await write(one, "b")
+        assert (await status(one)).unsaved
+
+
+async def test_what_is_used_is_saved_regularly_and_says_that_it_was_not_quiet(
+    tmp_path: Path, store: Store
+) -> None:
+    async with open_manager(store.config(tmp_path / "one", after=30, every=0.2)) as one:
+        session = await one.session(CHAT)
+        await session.exec("sleep 100 & echo")
+
+        async def is_saved_twice() -> bool:
+            return len(await one.backups(CHAT)) > 1
+
+        await until(is_saved_twice)
+        assert not any(backup.quiet for backup in await one.backups(CHAT))
+
+
+async def test_older_files_of_this_machine_go_to_the_trash(tmp_path: Path, store: Store) -> None:
+    first, second = store.config(tmp_path / "one"), store.config(tmp_path / "two")
+    async with open_manager(first) as one:
+        await write(one, "1")
+    async with open_manager(second) as two:
+        assert await read(two) == "1"
+        await write(two, "2")
+    async with open_manager(first) as one:
+        assert await read(one) == "2"
+        await write(one, "3")
+    async with open_manager(second) as two:
+        assert await read(two) == "3"
+    trash = list((tmp_path / "one" / "sandbox" / "trash").glob("*/workspace/notes.txt"))
+    assert [file.read_text() for file in trash] == ["1"]
+
+
+async def test_damaged_backups_are_passed_over(tmp_path: Path, store: Store) -> None:
+    async with open_manager(store.config(tmp_path / "one")) as one:
+        for text in ("1", "2", "3"):
+            await write(one, text)
+            await one.save(CHAT)
+        newest, middle, _ = await one.backups(CHAT)
+    store.damage(newest.key)
+    store.damage(middle.key)
+    async with open_manager(store.config(tmp_path / "two")) as two:
+        assert await read(two) == "1"
+        told = await (await two.session(CHAT)).take_notices()
+        assert sum("could not be restored" in text for text in told) == 2
+
+
+async def test_if_all_are_damaged_the_files_stay(tmp_path: Path, store: Store) -> None:
+    async with open_manager(store.config(tmp_path / "one")) as one:
+        await write(one, "1")
+    async with open_manager(store.config(tmp_path / "two")) as two:
+        assert await read(two) == "1"
+        await write(two, "2")
+        await two.save(CHAT)
+        for backup in await two.backups(CHAT):
+            store.damage(backup.key)
+    async with open_manager(store.config(tmp_path / "one")) as one:
+        assert await read(one) == "1"
+
+
+async def test_without_the_store_calls_go_on_and_all_is_saved_when_it_is_back(
+    tmp_path: Path, store: Store
+) -> None:
+    settings = store.config(tmp_path / "one", after=0.1, every=0.5)
+    async with open_manager(settings) as one:
+        await write(one, "1")
+        await one.save(CHAT)
+        store.strike()
+        await write(one, "2")
+        with pytest.raises(StorageUnavailable):
+            await one.save(CHAT)
+        await one.stop(CHAT)
+        assert await read(one) == "2"
+        assert (await status(one)).unsaved
+        assert one.statistics().unsaved == 1
+    async with open_manager(settings) as one:
+        assert await read(one) == "2"
+        assert "could not be asked" in " ".join(await (await one.session(CHAT)).take_notices())
+        await one.stop(CHAT)
+    async with open_manager(settings) as one:
+        store.start()
+
+        async def is_saved() -> bool:
+            return not (await status(one)).unsaved
+
+        await until(is_saved)
+    async with open_manager(store.config(tmp_path / "two")) as two:
+        assert await read(two) == "2"
+
+
+async def test_files_that_only_the_store_has_are_never_replaced_by_none(
+    tmp_path: Path, store: Store
+) -> None:
+    settings = store.config(
+        tmp_path / "one",
+    )
+    async with open_manager(settings) as one:
+        await write(one, "1")
+        await one.stop(CHAT)
+        folder = tmp_path / "one" / "sandbox" / "workspace" / CHAT.user
+        folder.rename(tmp_path / "elsewhere")
+        store.strike()
+        with pytest.raises(BackendUnavailable, match="does not answer"):
+            await read(one)
+        store.start()
+        await until(lambda: readable(one))
+        assert await read(one) == "1"
+
+
+async def readable(manager: SessionManager) -> bool:
+    try:
+        await read(manager)
+    except BackendUnavailable:
+        return False
+    return True
+
+
+async def test_an_older_backup_is_put_back_by_hand(tmp_path: Path, store: Store) -> None:
+    async with open_manager(store.config(tmp_path / "one")) as one:
+        for text in ("1", "2"):
+            await write(one, text)
+            await one.save(CHAT)
+        await write(one, "3")
+        _, oldest = await one.backups(CHAT)
+        await one.restore(CHAT, oldest.key)
+        assert await read(one) == "1"
+        assert len(await one.backups(CHAT)) == 3
+    async with open_manager(store.config(tmp_path / "two")) as two:
+        assert await read(two) == "1"
+
+
+async def test_retention_spares_what_is_not_saved(tmp_path: Path, store: Store) -> None:
+    settings = store.config(tmp_path / "one")
+    space = settings.workspace.model_copy(update={"retention": 1e-6})
+    settings = settings.model_copy(update={"workspace": space})
+    async with open_manager(settings) as one:
+        await write(one, "1")
+        store.strike()
+        await one.stop(CHAT)
+    async with open_manager(settings) as one:
+        assert (await one.collect()).items == ()
+        store.start()
+        await one.save(CHAT)
+        assert [item.what for item in (await one.collect()).items] == [str(CHAT)]
+        assert await read(one) == "1"
+
+
+async def test_a_removed_chat_begins_anew(tmp_path: Path, store: Store) -> None:
+    async with open_manager(store.config(tmp_path / "one")) as one:
+        await write(one, "1")
+        await one.save(CHAT)
+        await one.remove(CHAT)
+        assert await one.backups(CHAT) == []
+        assert await read(one) == ""
+
+
+def download(address: str) -> bytes:
+    with urllib.request.urlopen(address) as answer:
+        return answer.read()  # type: ignore[no-any-return]
+
+
+async def test_a_file_is_shared(tmp_path: Path, store: Store) -> None:
+    async with open_manager(store.config(tmp_path / "one")) as one:
+        await write(one, "for all")
+        session = await one.session(CHAT)
+        address = await session.share("notes.txt", expires_s=60)
+        assert await to_thread.run_sync(download, address) == b"for all"
+        with pytest.raises(InvalidArgument, match="a day"):
+            await session.share("notes.txt", expires_s=86401)
+
+
+async def test_without_a_store_nothing_is_said_of_it(tmp_path: Path) -> None:
+    async with open_manager(configured("bubblewrap", tmp_path)) as one:
+        await write(one, "1")
+        assert (await status(one)).unsaved is False
+        assert one.statistics().unsaved is None
+        with pytest.raises(Unsupported, match=r"storage\.endpoint"):
+            await one.save(CHAT)
+        with pytest.raises(Unsupported, match="storage"):
+            await (await one.session(CHAT)).share("notes.txt")
