@@ -107,6 +107,7 @@ async def examine(config: Config) -> Report:
     checks = await to_thread.run_sync(examine_machine, config)
     checks += [await examine_skills(config), *await examine_engine(config)]
     checks += await to_thread.run_sync(examine_network, config)
+    checks += await examine_storage(config)
     usable = list[BackendName]()
     for place in ISOLATING:
         found = await examine_place(place, config)
@@ -241,6 +242,23 @@ def examine_network(config: Config) -> list[Check]:
         remedy = "let that proxy refuse private addresses, or do without egress.upstream_proxy"
         checks.append(Check("network", "upstream proxy", "warn", found, remedy))
     return checks
+
+
+async def examine_storage(config: Config) -> list[Check]:
+    """Return whether the object store takes, returns, lists and removes; nothing without one."""
+    if not config.storage.endpoint:
+        return []
+    check = partial(Check, "storage", "object store")
+    try:
+        from mcp_sandbox.storage.backups import Backups  # noqa: PLC0415 - with a store alone
+
+        started = time.perf_counter()
+        await Backups(config.storage).check()
+    except OperatorError as exc:
+        return [check("fail", "no chat is saved", str(exc))]
+    took_ms = (time.perf_counter() - started) * 1000
+    where = f"{config.storage.endpoint}, bucket {config.storage.bucket}"
+    return [check("ok", f"{where}: put, get, list and delete took {took_ms:.0f} ms")]
 
 
 async def examine_engine(config: Config) -> list[Check]:
