@@ -29,7 +29,7 @@ from mcp_sandbox.config.sections import StorageConfig
 from mcp_sandbox.config.units import show_size
 from mcp_sandbox.errors import BackupDamaged, SandboxError, StorageUnavailable, TooLarge
 from mcp_sandbox.models import ChatId, Packed
-from mcp_sandbox.storage.objects import ObjectStore
+from mcp_sandbox.storage.objects import ObjectStore, StoredObject
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -48,6 +48,7 @@ _LEVEL, _WINDOW_LOG = 3, 23
 _PIECE = 1 << 20
 # Less is compressed faster than a thread is found.
 _SMALL = 64 << 10
+_GIVE_UP_S = 5.0
 # Longer than any upload takes: what is older and has no manifest never gets one.
 _ABANDONED = timedelta(hours=6)
 
@@ -132,7 +133,7 @@ class Backups:
 
     async def list(self, chat: ChatId) -> Sequence[Backup]:
         """Return the chat's backups, the newest first, without those whose manifest is damaged."""
-        names = [each.name for each in await self._objects.list(_folder(chat))]
+        names = [each.name for each in await self._own(chat)]
         found: list[Backup] = []
         for key in sorted(_keys(names, _MANIFEST), reverse=True):
             name = f"{_folder(chat)}/{key}{_MANIFEST}"
@@ -174,7 +175,7 @@ class Backups:
 
     async def prune(self, chat: ChatId) -> None:
         """Remove all but the newest backups, and what uploads that were cut off have left."""
-        objects = await self._objects.list(_folder(chat))
+        objects = await self._own(chat)
         names = [each.name for each in objects]
         known = sorted(_keys(names, _MANIFEST), reverse=True)
         old, kept = known[self._settings.keep :], set(known)
@@ -191,10 +192,16 @@ class Backups:
 
     async def remove(self, chat: ChatId) -> None:
         """Remove all backups and shared files of a chat."""
-        for folder in (_folder(chat), f"shared/{_folder(chat)}"):
-            names = [each.name for each in await self._objects.list(folder)]
-            # In the order of names a manifest goes before its archive.
-            await self._objects.delete(sorted(names))
+        shared = await self._objects.list(f"shared/{_folder(chat)}")
+        # In the order of names a manifest goes before its archive.
+        names = sorted(each.name for each in (*await self._own(chat), *shared))
+        await self._objects.delete(names)
+
+    async def _own(self, chat: ChatId) -> Sequence[StoredObject]:
+        """Return what lies in the chat's folder; below one of a user "shared" are others' files."""
+        folder = _folder(chat)
+        found = await self._objects.list(folder)
+        return [each for each in found if each.name.rpartition("/")[0] == folder]
 
     async def share(
         self, chat: ChatId, name: str, data: AsyncIterable[bytes], *, expires_s: float
@@ -242,26 +249,34 @@ class _Upload:
     async def run(
         self, pack: Callable[[Take], Awaitable[Packed]], objects: ObjectStore, name: str
     ) -> Packed:
+        # The library gives an upload up in order if its source fails, and not if it is cancelled.
+        upload, stored = anyio.CancelScope(shield=True), anyio.Event()
+
         async def store() -> None:
             try:
-                await objects.put(name, self._pieces())
+                with upload:
+                    await objects.put(name, self._pieces())
             except StorageUnavailable as exc:
                 self._failed = exc
             finally:
                 self._receive.close()
+                stored.set()
 
         problem: Exception | None = None
         packed: Packed | None = None
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(store)
-            with self._send:
-                try:
+            try:
+                with self._send:
                     packed = await pack(self._take)
                     await self._put(self._packer.flush())
                     self._is_whole = True
-                except (SandboxError, anyio.BrokenResourceError) as exc:
-                    # Raised below, once the upload has ended.
-                    problem = exc
+                await stored.wait()
+            except (SandboxError, anyio.BrokenResourceError) as exc:
+                # Raised below, once the upload has ended.
+                problem = exc
+            finally:
+                upload.deadline = anyio.current_time() + _GIVE_UP_S
         if self._failed and (problem is None or isinstance(problem, anyio.BrokenResourceError)):
             raise self._failed
         if problem or packed is None:

@@ -10,9 +10,6 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 import anyio
-import obstore
-from obstore.exceptions import BaseError
-from obstore.store import S3Store
 
 from mcp_sandbox.config.environment import variable
 from mcp_sandbox.config.sections import StorageConfig
@@ -20,21 +17,31 @@ from mcp_sandbox.egress.secrets import SecretSource
 from mcp_sandbox.egress.targets import RefusedError
 from mcp_sandbox.errors import ConfigError, StorageUnavailable
 
-# The smallest part that S3 takes; 10,000 of them are 48 GiB. Four are under way at most.
+try:
+    import obstore
+    from obstore.exceptions import BaseError
+    from obstore.store import S3Store
+except ModuleNotFoundError as exc:
+    raise ConfigError(
+        "storage is configured and needs more packages: run `pip install 'mcp-sandbox[s3]'`"
+    ) from exc
+
+# The smallest part that S3 takes; 10,000 of them are 48 GiB.
 _PART = 5 << 20
-_AT_ONCE = 4
+_AT_ONCE = 2
 _ANSWER_S = 5.0
-# One part, over a line of 250 kB/s.
+# As many parts as are under way at once, over a line of 500 kB/s.
 _PART_S = 20.0
 _WHOLE_S = 4 * 3600.0
-# Codes of S3 in an error's text, and what each means.
+# What an error's text has, in the order of weight, and what each means. Names of objects are in
+# that text too.
 _CAUSES = {
-    "InvalidAccessKeyId": "it does not know storage.access_key: correct it",
-    "SignatureDoesNotMatch": "storage.secret_key is not that of storage.access_key: correct it",
-    "RequestTimeTooSkewed": "this machine's clock differs from its clock: set it",
-    "NoSuchBucket": "it has no bucket storage.bucket ({bucket}): create it there",
-    "AccessDenied": "storage.access_key may not use the bucket {bucket}: allow it there",
-    "403": "it refuses storage.access_key, or may not let it use the bucket {bucket}",
+    ">InvalidAccessKeyId<": "it does not know storage.access_key: correct it",
+    ">SignatureDoesNotMatch<": "storage.secret_key is not that of storage.access_key: correct it",
+    ">RequestTimeTooSkewed<": "this machine's clock differs from its clock: set it",
+    ">NoSuchBucket<": "it has no bucket storage.bucket ({bucket}): create it there",
+    ">AccessDenied<": "storage.access_key may not use the bucket {bucket}: allow it there",
+    "status code: 403": "it refuses storage.access_key, or may not let it use the bucket {bucket}",
     "sending request": "it does not answer: check storage.endpoint and the network",
 }
 
@@ -83,7 +90,7 @@ class ObjectStore:
 
     async def put_small(self, name: str, data: bytes) -> None:
         """Store a small object in one request."""
-        with self._translated(_PART_S):
+        with self._translated(_ANSWER_S):
             await obstore.put_async(await self._opened(), name, data, use_multipart=False)
 
     async def get_small(self, name: str, most: int) -> bytes:
@@ -178,7 +185,7 @@ class ObjectStore:
             ) from None
         except (BaseError, OSError, ValueError) as exc:
             self._stores.clear()  # The keys may be others now.
-            text = str(exc)
+            text = str(exc).partition("\n\nDebug source")[0]
             said = next((why for sign, why in _CAUSES.items() if sign in text), text[:300])
             cause = said.format(bucket=self._settings.bucket) if said is not text else said
             raise StorageUnavailable(f"{where} cannot be used: {cause}") from exc

@@ -2,17 +2,22 @@
 
 import os
 import signal
+import sys
 import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import AsyncGenerator, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 
 import anyio
 import pytest
 from anyio import to_thread
+from anyio.abc import ByteStream, SocketAttribute
 
+from mcp_sandbox.config import Config
+from mcp_sandbox.doctor.machine import Check, examine_storage
 from mcp_sandbox.errors import (
     BackupDamaged,
     ConfigError,
@@ -28,6 +33,8 @@ pytestmark = [pytest.mark.anyio, pytest.mark.s3]
 
 MIB = 1 << 20
 NOISE = os.urandom(MIB)
+# More than one part of an upload, which cannot be made smaller.
+NOISES = [os.urandom(MIB) for _ in range(16)]
 
 
 class Pack:
@@ -101,10 +108,99 @@ async def test_a_sandbox_that_dies_leaves_nothing(
     backups: Backups, s3: S3Server, chat: ChatId
 ) -> None:
     with pytest.raises(SandboxGone):
-        await backups.save(
-            chat, 1, Pack(*[NOISE] * 20, then=SandboxGone("died")), quiet=lambda: True
-        )
+        await backups.save(chat, 1, Pack(*NOISES, then=SandboxGone("died")), quiet=lambda: True)
     assert not stored(s3, chat)
+
+
+async def test_a_save_that_is_cancelled_leaves_nothing(
+    backups: Backups, s3: S3Server, chat: ChatId
+) -> None:
+    packed = anyio.Event()
+
+    async def pack(take: Take) -> Packed:
+        await Pack(*NOISES)(take)
+        packed.set()
+        await anyio.sleep_forever()
+        raise AssertionError
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(partial(backups.save, chat, 1, pack, quiet=lambda: True))
+        await packed.wait()
+        # The server shows an unfinished upload as a hidden file.
+        assert stored(s3, chat)
+        tasks.cancel_scope.cancel()
+    assert not stored(s3, chat)
+
+
+KILLED = """
+import os, sys
+from functools import partial
+import anyio
+from mcp_sandbox.config.sections import StorageConfig
+from mcp_sandbox.models import ChatId, Packed
+from mcp_sandbox.storage.backups import Backups
+from mcp_sandbox.storage.objects import ObjectStore
+
+die = lambda *_: os.kill(os.getpid(), 9)
+
+async def pack(take):
+    for number in range(12):
+        await take(os.urandom(1 << 20))
+    if sys.argv[3] == "upload":
+        die()
+    return Packed(1, 12 << 20)
+
+if sys.argv[3] == "manifest":
+    ObjectStore.put_small = die
+backups = Backups(StorageConfig.model_validate_json(sys.argv[1]))
+anyio.run(partial(backups.save, ChatId("ada", sys.argv[2]), 9, pack, quiet=lambda: True))
+"""
+
+
+@pytest.mark.parametrize("step", ["upload", "manifest"])
+async def test_a_server_that_is_killed_in_a_save_leaves_the_backup_before(
+    backups: Backups, s3: S3Server, chat: ChatId, step: str
+) -> None:
+    saved = await save(backups, chat)
+    given = [s3.settings().model_dump_json(), chat.chat, step]
+    killed = await anyio.run_process([sys.executable, "-c", KILLED, *given], check=False)
+    assert (killed.returncode, killed.stderr) == (-9, b"")
+    assert len(stored(s3, chat)) == 3
+    assert list(await backups.list(chat)) == [saved]
+    assert await content(backups, saved) == b"files"
+
+
+@pytest.mark.alone
+@pytest.mark.whole
+async def test_a_large_chat_is_saved_and_read_in_little_memory(
+    backups: Backups, chat: ChatId
+) -> None:
+    async def pack(take: Take) -> Packed:
+        for _ in range(300):
+            await take(os.urandom(MIB))
+        return Packed(1, 300 * MIB)
+
+    async def watch() -> None:
+        while True:
+            most[0] = max(most[0], resident())
+            await anyio.sleep(0.02)
+
+    await content(backups, await save(backups, chat))
+    idle = resident()
+    most, size = [idle], 0
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(watch)
+        saved = await backups.save(chat, 2, pack, quiet=lambda: True)
+        async for piece in backups.read(saved):
+            size += len(piece)
+        tasks.cancel_scope.cancel()
+    assert size == 300 * MIB
+    assert most[0] - idle <= 64 * MIB
+
+
+def resident() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 @pytest.mark.parametrize("damage", ["cut", "longer", "flipped", "other", "gone"])
@@ -188,6 +284,16 @@ async def test_what_is_removed_takes_shared_files_along(
     assert (await status(url))[0] == 404
 
 
+async def test_a_user_called_shared_has_nothing_of_others(backups: Backups, s3: S3Server) -> None:
+    url = await backups.share(ChatId("bob", "1"), "a.json", pieces(b"shared"), expires_s=60)
+    mine = ChatId("shared", "bob")
+    saved = await save(backups, mine)
+    assert list(await backups.list(mine)) == [saved]
+    await backups.remove(mine)
+    assert not await backups.list(mine)
+    assert (await status(url))[:2] == (200, b"shared")
+
+
 @pytest.mark.parametrize("name", ["a.txt", "naïve ü.txt", "#?&%25.txt", "..", "a\nb", '"'])
 async def test_a_shared_file_is_downloaded_by_its_link_alone(
     backups: Backups, chat: ChatId, name: str
@@ -224,6 +330,36 @@ async def test_each_wrong_setting_is_told_from_the_others(s3: S3Server, field: s
         await Backups(s3.settings(**{field: given})).check()
     assert time.monotonic() - began < 6
     await Backups(s3.settings()).check()
+
+
+async def test_a_wrong_clock_is_told_from_a_wrong_key(s3: S3Server) -> None:
+    text = "<Error><Code>RequestTimeTooSkewed</Code><Message>Too large.</Message></Error>"
+    answer = f"HTTP/1.1 403 Forbidden\r\nContent-Length: {len(text)}\r\n\r\n{text}".encode()
+
+    async def refuse(client: ByteStream) -> None:
+        async with client:
+            await client.receive()
+            await client.send(answer)
+
+    async with await anyio.create_tcp_listener(local_host="127.0.0.1") as listener:
+        port = listener.extra(SocketAttribute.local_port)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(listener.serve, refuse)
+            with pytest.raises(StorageUnavailable, match="this machine's clock"):
+                await Backups(s3.settings(endpoint=f"http://127.0.0.1:{port}")).check()
+            tasks.cancel_scope.cancel()
+
+
+async def test_doctor_tries_the_store_and_says_what_is_wrong(s3: S3Server) -> None:
+    async def found(**given: object) -> Check:
+        (check,) = await examine_storage(Config(storage=s3.settings(**given)))
+        return check
+
+    assert (await found()).status == "ok"
+    wrong = await found(bucket="nowhere")
+    assert (wrong.status, wrong.found) == ("fail", "no chat is saved")
+    assert "no bucket storage.bucket (nowhere): create it" in wrong.remedy
+    assert await examine_storage(Config()) == []
 
 
 def test_settings_that_say_half_are_refused(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
