@@ -7,6 +7,7 @@ path is text; bytes of a name that are not UTF-8 are lone surrogates in it.
 import json
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Sequence
 from dataclasses import replace
+from math import inf
 from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
@@ -56,6 +57,22 @@ class Files:
         _require(_checked(dict[str, int], reply.result).get("sent") == len(reply.body))
         return reply.body
 
+    async def read_to(self, path: str, take: Callable[[bytes], Awaitable[None]]) -> int:
+        """Give the bytes of a regular file to `take`, piece by piece; return how many there were.
+
+        It may take as long as it likes, and is given no more meanwhile.
+        """
+        given = 0
+
+        async def pass_on(_: str, data: bytes) -> None:
+            nonlocal given
+            given += len(data)
+            await take(data)
+
+        reply = await self._channel.call("read", {"path": path}, timeout_s=inf, sink=pass_on)
+        _require(_checked(dict[str, int], reply.result).get("sent") == given)
+        return given
+
     async def read_lines(
         self, path: str, *, offset: int = 1, limit: int = 2000, max_bytes: int = 30_000
     ) -> FileContent:
@@ -69,7 +86,9 @@ class Files:
     ) -> WriteResult:
         """Write a file, all or nothing; missing parent directories are made."""
         args = {"path": path, "append": append}
-        reply = await self._channel.call("write", args, body=data, timeout_s=_TRANSFER_S)
+        # A stream comes as fast as its sender is.
+        limit_s = _TRANSFER_S if isinstance(data, bytes) else inf
+        reply = await self._channel.call("write", args, body=data, timeout_s=limit_s)
         return _checked(WriteResult, reply.result)
 
     async def edit(

@@ -4,7 +4,7 @@ Its processes outlive the call that started them.
 """
 
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -366,13 +366,39 @@ class Session:
         async with self._enter("read_file", path=path) as entered:
             return await entered.runtime.files.read_lines(path, offset=offset, limit=limit)
 
+    async def read_to(self, path: str, take: Show) -> int:
+        """Give the bytes of a regular file of any size to `take`; return how many there were."""
+        async with self._enter("read_file", path=path) as entered:
+            return await entered.runtime.files.read_to(path, take)
+
     async def write_file(
-        self, path: str, data: bytes | str, *, append: bool = False
+        self,
+        path: str,
+        data: bytes | str | AsyncIterable[bytes],
+        *,
+        append: bool = False,
+        size: int = 0,
     ) -> WriteResult:
-        """Create or replace a file as a whole, or append to it; text is written as UTF-8."""
+        """Create or replace a file as a whole, or append to it; text is written as UTF-8.
+
+        `size`: how many bytes a stream is said to have; there must be room for more as it comes.
+        """
         data = data.encode() if isinstance(data, str) else data
-        async with self._enter("write_file", len(data), path=path, content=data) as entered:
-            return await entered.runtime.files.write(path, data, append=append)
+        if isinstance(data, bytes):
+            async with self._enter("write_file", len(data), path=path, content=data) as entered:
+                return await entered.runtime.files.write(path, data, append=append)
+        async with (
+            self._enter("write_file", size, path=path, size=size) as entered,
+            aclosing(self._let_in(data, size)) as pieces,
+        ):
+            return await entered.runtime.files.write(path, pieces, append=append)
+
+    async def _let_in(self, data: AsyncIterable[bytes], size: int) -> AsyncGenerator[bytes]:
+        async for piece in data:
+            size -= len(piece)
+            if size < 0:
+                await self._hold.meter.check_room(len(piece))
+            yield piece
 
     async def edit_file(
         self, path: str, old: str, new: str, *, replace_all: bool = False, dry_run: bool = False
