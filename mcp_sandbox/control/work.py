@@ -1,0 +1,295 @@
+"""Work in the sandbox of one session, by HTTP: commands, files, previews, backups.
+
+All of it is taken for an agent's work: the policy judges it as it judges calls over MCP, and the
+gate counts and records it. An answer is `{"data": …}`; names in JSON are in camelCase.
+"""
+
+import json
+import logging
+from codecs import getincrementaldecoder
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import aclosing
+from functools import partial
+from http import HTTPStatus
+from typing import Annotated, Generic, TypeVar
+
+import anyio
+from fastapi import APIRouter, Depends, Query, Request, UploadFile
+from fastapi.responses import JSONResponse, Response
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.alias_generators import to_camel
+from starlette.types import Receive, Scope, Send
+
+from mcp_sandbox import errors
+from mcp_sandbox.errors import InvalidArgument, SandboxError
+from mcp_sandbox.models import EditResult, ExecResult, Listing, WriteResult
+from mcp_sandbox.runtime.channel import own_tasks
+from mcp_sandbox.sessions.session import Session
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Put = Callable[[bytes], Awaitable[None]]
+Path = Annotated[str, Query(description="in the workspace, or absolute inside", min_length=1)]
+
+# A silent command shows by an empty line that it goes on: proxies cut what is silent for a minute.
+_ALIVE_S = 15.0
+# How long a client may take nothing of an answer, or send nothing of a file.
+_STALLED_S = 60.0
+# What readers of lines take for an end of one, and JSON lets stand.
+_BREAKS = {ord(each): f"\\u{ord(each):04x}" for each in "\x85\u2028\u2029"}
+_LINES, _BYTES = "application/x-ndjson", "application/octet-stream"
+
+# The first that fits counts. What may have run is gone, and not worth a retry by a proxy.
+_STATUS: tuple[tuple[type[errors.SandboxError], HTTPStatus], ...] = (
+    (errors.NotFound, HTTPStatus.NOT_FOUND),
+    (errors.NotPermitted, HTTPStatus.FORBIDDEN),
+    (errors.TooLarge, HTTPStatus.REQUEST_ENTITY_TOO_LARGE),
+    (errors.WorkspaceFull, HTTPStatus.INSUFFICIENT_STORAGE),
+    (errors.AlreadyExists, HTTPStatus.CONFLICT),
+    (errors.Busy, HTTPStatus.CONFLICT),
+    (errors.NoMatch, HTTPStatus.CONFLICT),
+    (errors.Ambiguous, HTTPStatus.CONFLICT),
+    (errors.CallerError, HTTPStatus.BAD_REQUEST),
+    (errors.SandboxGone, HTTPStatus.GONE),
+)
+
+
+def problem(error: errors.SandboxError) -> dict[str, object]:
+    """Return an error as a problem document (RFC 9457): `title` is its class."""
+    fits = (status for kind, status in _STATUS if isinstance(error, kind))
+    status = next(fits, HTTPStatus.SERVICE_UNAVAILABLE)
+    said = str(error) or type(error).__doc__ or ""
+    return {"title": type(error).__name__, "status": int(status), "detail": said}
+
+
+class Given(BaseModel):
+    """What a client sends: nothing is guessed, and no name too many is passed over."""
+
+    model_config = ConfigDict(
+        alias_generator=to_camel, extra="forbid", frozen=True, allow_inf_nan=False
+    )
+
+
+class Answer(BaseModel, Generic[T]):
+    """What a client gets."""
+
+    model_config = ConfigDict(
+        alias_generator=to_camel, serialize_by_alias=True, ser_json_bytes="base64"
+    )
+
+    data: T
+
+
+class Json(JSONResponse):
+    """JSON in one line of valid UTF-8: in names that are none, each odd byte is shown as `?`."""
+
+    def render(self, content: object) -> bytes:
+        text = json.dumps(content, ensure_ascii=False).translate(_BREAKS)
+        return text.encode("utf-8", "replace")
+
+
+class Command(Given):
+    """A bash command line, or a program and its arguments; as the tool `exec` takes it."""
+
+    command: str | list[str] = Field(min_length=1)
+    cwd: str | None = None
+    env: dict[str, str] | None = None
+    stdin: str | None = None
+    shell: str | None = None
+    tty: bool = False
+    timeout_s: float | None = None
+    wait_s: float | None = Field(None, ge=0)
+    until: str | None = None
+
+
+class Edit(Given):
+    """A text of a file that is to be another."""
+
+    path: str
+    old: str = Field(min_length=1)
+    new: str
+    replace_all: bool = False
+    dry_run: bool = False
+
+
+class Port(Given):
+    """Where in the sandbox a web server listens."""
+
+    port: int = Field(gt=0, lt=65536)
+
+
+class Streamed(Response):
+    """A body that is made while it is sent; it ends when its client hangs up.
+
+    An error before the first byte is the answer in place of it. After that `last` makes the last
+    bytes of it; without `last` the connection is broken, as what came is not the whole.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[Put], Awaitable[object]],
+        media_type: str,
+        *,
+        alive: bytes = b"",
+        last: Callable[[SandboxError], bytes] | None = None,
+    ) -> None:
+        """`make` gives the pieces to its argument; `alive` is sent in long silence."""
+        self._make, self._alive, self._last = make, alive, last
+        self.status_code, self.background, self.media_type = 200, None, media_type
+        self.init_headers({"x-content-type-options": "nosniff", "cache-control": "no-store"})
+        self._begun = False
+        self._turn = anyio.Lock()
+
+    async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
+        put = partial(self._put, send)
+        try:
+            async with own_tasks() as tasks:
+                tasks.start_soon(_hung_up, receive, tasks.cancel_scope)
+                if self._alive:
+                    tasks.start_soon(self._stay_alive, put)
+                await self._make(put)
+        except SandboxError as exc:
+            if not self._begun:
+                raise
+            logger.info("an answer was cut short: %s", exc)
+            if self._last is None:
+                return
+            await put(self._last(exc))
+        await put(b"", more=False)
+
+    async def _put(self, send: Send, data: bytes, *, more: bool = True) -> None:
+        async with self._turn:
+            if not self._begun:
+                self._begun = True
+                start = {"status": self.status_code, "headers": self.raw_headers}
+                await send({"type": "http.response.start", **start})
+            with anyio.move_on_after(_STALLED_S) as limit:
+                await send({"type": "http.response.body", "body": data, "more_body": more})
+        if limit.cancelled_caught:
+            raise InvalidArgument(f"the client took nothing for {_STALLED_S:g} s")
+
+    async def _stay_alive(self, put: Put) -> None:
+        while True:
+            await anyio.sleep(_ALIVE_S)
+            await put(self._alive)
+
+
+async def _hung_up(receive: Receive, scope: anyio.CancelScope) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    scope.cancel()
+
+
+async def _session(request: Request, id: str) -> Session:  # noqa: A002 - its name in the path
+    found: Session = await request.app.state.session(request, id)
+    return found
+
+
+Here = Annotated[Session, Depends(_session)]
+work = APIRouter(prefix="/api/sandbox/{id}", tags=["work"], default_response_class=Json)
+
+
+def _line(**told: object) -> bytes:
+    return bytes(Json(told).body) + b"\n"
+
+
+@work.post("/exec", response_class=Streamed)
+async def run_command(here: Here, given: Command) -> Streamed:
+    """Run a command; each line of the answer is JSON.
+
+    `{"output": {"stream", "text"}}` as it is printed, with gaps if the client is slow; the last
+    one is `{"data": …, "notices": […]}` or `{"error": …}`. If the client hangs up, the command
+    and all that it started ends.
+    """
+
+    async def make(put: Put) -> None:
+        decoders = {
+            name: getincrementaldecoder("utf-8")("replace") for name in ("stdout", "stderr")
+        }
+
+        async def show(stream: str, data: bytes) -> None:
+            await put(_line(output={"stream": stream, "text": decoders[stream].decode(data)}))
+
+        result = await here.exec(**given.model_dump(), on_output=show)
+        told = Answer[ExecResult](data=result).model_dump(mode="json")
+        await put(_line(**told, notices=await here.take_notices()))
+
+    return Streamed(make, _LINES, alive=b"\n", last=lambda exc: _line(error=problem(exc)))
+
+
+@work.delete("/processes/{process}")
+async def stop_process(here: Here, process: str) -> Answer[ExecResult]:
+    """Stop what goes on in the background, by the name that its result gave it."""
+    return Answer(data=await here.processes.stop(process))
+
+
+@work.get("/files", response_class=Streamed)
+async def read_file(here: Here, path: Path) -> Streamed:
+    """Return the bytes of a regular file; if they end early, the connection breaks."""
+    return Streamed(partial(here.read_to, path), _BYTES)
+
+
+@work.put("/files")
+async def write_file(
+    here: Here, request: Request, path: Path, append: bool = False
+) -> Answer[WriteResult]:
+    """Put the body into a file: all or nothing, up to the limit of the chat's files."""
+    size = int(request.headers.get("content-length", 0))
+    async with aclosing(_sent(request)) as data:
+        return Answer(data=await here.write_file(path, data, append=append, size=size))
+
+
+@work.post("/upload")
+async def upload_files(
+    here: Here, files: list[UploadFile], path: str = "."
+) -> Answer[list[WriteResult]]:
+    """Put each file of a form into a folder, under its own name.
+
+    The form has the size of a message at most (`http.max_body`): larger files go by PUT.
+    """
+    places = [f"{path}/{_plain(each.filename)}" for each in files]
+    pairs = zip(places, files, strict=True)
+    return Answer(data=[await here.write_file(at, await each.read()) for at, each in pairs])
+
+
+def _plain(name: str | None) -> str:
+    if not name or "/" in name or name in (".", ".."):
+        raise InvalidArgument(f"{name!r} is no name of a file: leave its folders to `path`")
+    return name
+
+
+@work.post("/edit")
+async def edit_file(here: Here, given: Edit) -> Answer[EditResult]:
+    """Replace a text that is in a file once, or with `replaceAll` everywhere."""
+    return Answer(data=await here.edit_file(**given.model_dump()))
+
+
+@work.get("/list")
+async def list_files(
+    here: Here,
+    path: Path = ".",
+    depth: Annotated[int, Query(ge=1, le=10)] = 1,
+    limit: Annotated[int, Query(ge=1, le=10_000)] = 500,
+    hidden: bool = True,
+) -> Answer[Listing]:
+    """List a directory."""
+    return Answer(data=await here.list_files(path, depth=depth, limit=limit, hidden=hidden))
+
+
+@work.post("/preview")
+async def open_preview(here: Here, given: Port) -> Answer[Mapping[str, str]]:
+    """Return the address at which a browser on the server's machine sees a port of the sandbox."""
+    return Answer(data={"containerUrl": await here.previews.open(given.port)})
+
+
+async def _sent(request: Request) -> AsyncGenerator[bytes]:
+    pieces = aiter(request.stream())
+    while True:
+        with anyio.move_on_after(_STALLED_S) as limit:
+            piece = await anext(pieces, None)
+        if limit.cancelled_caught:
+            raise InvalidArgument(f"nothing of the file came for {_STALLED_S:g} s: send it again")
+        if piece is None:
+            return
+        yield piece
