@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         SandboxGone,
     )
     from mcp_sandbox.models import ChatId, ExecResult
+    from mcp_sandbox.remote import RemoteSandbox
     from mcp_sandbox.sessions.session import Session
 
 __version__ = "0.2.0"
@@ -39,6 +40,7 @@ __all__ = [
     "Config",
     "ExecResult",
     "OperatorError",
+    "RemoteSandbox",
     "SandboxError",
     "SandboxGone",
     "Session",
@@ -52,6 +54,7 @@ _HOMES = {
     "models": ("ChatId", "ExecResult"),
     "config": ("Config", "load_config"),
     "sessions.session": ("Session",),
+    "remote": ("RemoteSandbox",),
     "app.chats": ("open_session",),
     "app.agents": ("open_agent",),
 }

@@ -12,6 +12,7 @@ PROMISED = [
     "Config",
     "ExecResult",
     "OperatorError",
+    "RemoteSandbox",
     "SandboxError",
     "SandboxGone",
     "Session",
