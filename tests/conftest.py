@@ -27,6 +27,7 @@ NEEDS = ("docker", "runsc", "bubblewrap", "chromium", *PROGRAMS, *npm.PACKAGES)
 WITHOUT_WALLS = (
     *(
         "daemon/",
+        "control/",
         "relay/",
         "web/test_tokens.py",
         "server/skills/",

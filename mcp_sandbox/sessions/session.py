@@ -394,10 +394,11 @@ class Session:
             return await entered.runtime.files.write(path, pieces, append=append)
 
     async def _let_in(self, data: AsyncIterable[bytes], size: int) -> AsyncGenerator[bytes]:
+        came = 0
         async for piece in data:
-            size -= len(piece)
-            if size < 0:
-                await self._hold.meter.check_room(len(piece))
+            if came + len(piece) > size:
+                await self._hold.meter.check_room(len(piece), unseen=came)
+            came += len(piece)
             yield piece
 
     async def edit_file(

@@ -353,11 +353,14 @@ class DiskUsage:
         await self._catch_up()
         return await self._refusal(0)
 
-    async def check_room(self, adding: int = 0) -> None:
-        """Raise WorkspaceFull or StorageUnavailable unless `adding` more bytes may be written."""
+    async def check_room(self, adding: int = 0, *, unseen: int = 0) -> None:
+        """Raise WorkspaceFull or StorageUnavailable unless `adding` more bytes may be written.
+
+        `unseen` bytes were let in before, and are in a file that has no name yet.
+        """
         await self._catch_up()
         # What was let in since the last reading may not be on the disk yet.
-        if (problem := await self._refusal(self._admitted + adding)) is not None:
+        if (problem := await self._refusal(max(self._admitted, unseen) + adding)) is not None:
             raise problem
         self._admitted += adding
 
