@@ -10,7 +10,9 @@ from typing import Literal, NewType
 from mcp_sandbox.errors import InvalidArgument
 
 SandboxId = NewType("SandboxId", str)
-BackendName = Literal["docker", "bubblewrap", "unsafe-local"]
+BackendName = Literal["docker", "bubblewrap", "unsafe-local", "noop"]
+TokenScope = Literal["mcp", "control", "platform"]
+"""What a token is for: the tools, one's own chats in the control API, everybody's chats in it."""
 Network = Literal["none", "allowlist", "open"]
 ProjectAccess = Literal["none", "ro", "rw", "copy"]
 Narrow = Literal["off", "warn", "deny"]
@@ -52,10 +54,11 @@ class ChatId:
 
 @dataclass(frozen=True)
 class TokenGrant:
-    """Whom a token lets in; `token_id` names the token and does not open anything."""
+    """Whom a token lets in, and to what; `token_id` names the token and does not open anything."""
 
     user: str
     token_id: str
+    scope: TokenScope = "mcp"
 
 
 OURS = "/opt/mcp-sandbox"
@@ -196,6 +199,7 @@ class SessionStatus:
     `background` the processes that commands left running. `spec` is a digest of what its sandbox
     was made from; it and `image` are empty where there is none. `assistant`: whose chat it is.
     `unsaved`: its files have changed since they were saved to the object store, if there is one.
+    `preview`: the newest address of a port inside.
     """
 
     id: str
@@ -212,6 +216,7 @@ class SessionStatus:
     assistant: str = ""
     saved_at: datetime | None = None
     unsaved: bool = False
+    preview: str = ""
 
 
 @dataclass(frozen=True)

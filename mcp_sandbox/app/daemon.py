@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 from anyio import to_thread
+from anyio.abc import TaskGroup
 
 from mcp_sandbox import __version__
 from mcp_sandbox.app.chats import LazyManager, make_server, on_signals, open_manager, open_skills
@@ -23,6 +24,8 @@ from mcp_sandbox.errors import ConfigError, Draining
 from mcp_sandbox.models import ChatId
 
 if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
     from mcp_sandbox.agents.run import Agent
     from mcp_sandbox.daemon.acceptor import ChatHello, TimedStream
     from mcp_sandbox.daemon.daemon import Shutdown
@@ -105,17 +108,30 @@ class _ChatServer:
         server = await self.built()
         from mcp_sandbox.web.uvicorn_server import open_http
 
-        async with open_http(
-            server,
-            listener,
-            self.config.http,
-            tokens=tokens,
-            anonymous=anonymous,
-            metrics=self.metrics.text,
-        ) as door:
+        async with (
+            anyio.create_task_group() as tasks,
+            open_http(
+                server,
+                listener,
+                self.config.http,
+                tokens=tokens,
+                anonymous=anonymous,
+                metrics=self.metrics.text,
+                control=await self._control(tasks),
+            ) as door,
+        ):
             logger.info("MCP over HTTP at %s", door.url)
             await self.ending.begun.wait()
             await self.ending.in_time(door.drain, self.config.serve.grace)
+
+    async def _control(self, tasks: TaskGroup) -> "ASGIApp | None":
+        """Build the API of the control plane, if it is to be served."""
+        if not self.config.control.enabled:
+            return None
+        await to_thread.run_sync(import_module, "mcp_sandbox.app.control")
+        from mcp_sandbox.app.control import make_control
+
+        return make_control(self.config, self.manager.open, tasks)
 
 
 @asynccontextmanager

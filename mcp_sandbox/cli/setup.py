@@ -30,6 +30,7 @@ from mcp_sandbox.cli.options import (
 from mcp_sandbox.clients import files
 from mcp_sandbox.clients.files import NAME, EntryPlace
 from mcp_sandbox.errors import ImageMissing
+from mcp_sandbox.models import TokenScope
 
 if TYPE_CHECKING:
     from mcp_sandbox.web.tokens import TokenFile
@@ -222,11 +223,19 @@ def add(
             parser=lifetime,
         ),
     ] = None,
+    scope: Annotated[
+        TokenScope,
+        given(
+            "--scope",
+            "SCOPE",
+            "mcp: the tools; control: the user's chats in the control API; platform: everybody's.",
+        ),
+    ] = "mcp",
     data: Data = None,
     config: ConfigFile = None,
 ) -> None:
     """Make a token for a user and print it: this once, as only its hash is kept."""
-    token, secret = _tokens(data, config).add(user, expires)
+    token, secret = _tokens(data, config).add(user, expires, scope)
     until = "it is revoked" if token.expires is None else utc(token.expires)
     print(
         f"token {token.id} of {user}, valid until {until}; it is not shown again:", file=sys.stderr
@@ -242,6 +251,7 @@ def list_tokens(as_json: AsJson = False, data: Data = None, config: ConfigFile =
         {
             "id": token.id,
             "user": token.user,
+            "scope": token.scope,
             "created": utc(token.created),
             "expires": None if token.expires is None else utc(token.expires),
             "expired": token.expired(now),
@@ -249,11 +259,14 @@ def list_tokens(as_json: AsJson = False, data: Data = None, config: ConfigFile =
         for token in _tokens(data, config).read()
     ]
     shown = (
-        (each["id"], each["user"], each["created"], (each["expires"] or "-") + note)
+        (
+            *(each["id"], each["user"], each["scope"], each["created"]),
+            (each["expires"] or "-") + note,
+        )
         for each in rows
         for note in [" (expired)" if each["expired"] else ""]
     )
-    tell(rows, table("token", "user", "created", "expires", rows=shown), as_json=as_json)
+    tell(rows, table("token", "user", "scope", "created", "expires", rows=shown), as_json=as_json)
 
 
 @tokens.command()

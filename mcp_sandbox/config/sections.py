@@ -494,6 +494,15 @@ class ServeConfig(Section):
     )
 
 
+class ControlConfig(Section):
+    """The HTTP API by which a platform steers chats, beside MCP on the address of `serve.http`."""
+
+    enabled: bool = setting(False, "serve it, to tokens of the scopes control and platform")
+    access_check: Annotated[str, Field(pattern=r"^([\w.]+:\w+)?$")] = setting(
+        "", "MODULE:FUNCTION of the operator that says who may have a sandbox"
+    )
+
+
 class HttpConfig(Section):
     """Clients that come over HTTP."""
 
@@ -525,8 +534,9 @@ class Config(Section):
     data_dir: AbsolutePath = Field(
         default_factory=default_data_dir, description="where workspaces and state are kept"
     )
-    backend: Literal["auto", "docker", "bubblewrap", "unsafe-local"] = setting(
-        "auto", "where sandboxes live; auto = docker if it works, else bubblewrap"
+    backend: Literal["auto", "docker", "bubblewrap", "unsafe-local", "noop"] = setting(
+        "auto",
+        "where sandboxes live; auto = docker if it works, else bubblewrap; noop = nowhere",
     )
     network: Network = setting(
         "none", "what a sandbox reaches: none, allowlist (hosts of egress.allow) or open"
@@ -563,3 +573,4 @@ class Config(Section):
     bridge: BridgeConfig = BridgeConfig()
     serve: ServeConfig = ServeConfig()
     http: HttpConfig = HttpConfig()
+    control: ControlConfig = ControlConfig()

@@ -53,6 +53,11 @@ _CLOSED = (
 )
 
 
+def name_session(chat: ChatId) -> str:
+    """Return a short name of the chat that is the same in every server."""
+    return hashlib.sha256(str(chat).encode()).hexdigest()[:12]
+
+
 class SessionManager:
     """Finds the session of a chat. Used with `async with`; its sandboxes end with the block.
 
@@ -241,8 +246,7 @@ class SessionManager:
         created_at, last_used_at = self._context.use_times.times(chat, record)
         saved_at, unsaved = self.saving.status(chat, record) if self.saving else (None, False)
         return SessionStatus(
-            # A short name of the chat that is the same in every server.
-            id=hashlib.sha256(str(chat).encode()).hexdigest()[:12],
+            id=name_session(chat),
             chat=chat,
             state=sandbox.state if sandbox else "starting" if use.starting else "warm",
             backend=self.backend if sandbox else (record and record.backend) or self.backend,
@@ -256,7 +260,25 @@ class SessionManager:
             assistant=read_assistant_spec(record).name,
             saved_at=saved_at,
             unsaved=unsaved,
+            preview=use.preview,
         )
+
+    async def status(self, chat: ChatId) -> SessionStatus | None:
+        """Return one chat; None if it was never used."""
+        record, hold = await self.use_times.records.look(chat), self._holds.get(chat)
+        if not (record or hold):
+            return None
+        running = dict(await list_chat_sandboxes(self._context.backend))
+        return self._status(chat, record, running.get(chat), hold.use() if hold else ChatUse())
+
+    async def open(self, chat: ChatId) -> None:
+        """Make the chat's sandbox if there is none. Raises what a call in it does."""
+        async with self._hold(chat).open_sandbox():
+            pass
+
+    async def answers(self, chat: ChatId) -> bool:
+        """Return whether the runner of the chat's open sandbox answers within seconds."""
+        return await self._hold(chat).answers()
 
     async def size(self, chat: ChatId) -> int | None:
         """Return how many bytes the chat's files occupy; None if they cannot be measured."""

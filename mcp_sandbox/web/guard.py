@@ -41,7 +41,10 @@ from mcp_sandbox.web.in_flight import (
 
 logger = logging.getLogger(__name__)
 
-PATH = "/mcp"
+PATH, CONTROL = "/mcp", "/api/"
+# Bodies of files are taken piece by piece, by whoever asks for them.
+_FILES = "/files"
+_USER_HEADER = "mcp-sandbox-user"
 _SESSION_HEADER = "mcp-session-id"
 _SESSION_ID = re.compile(r"[0-9a-f]{32}")
 _HOST = re.compile(r"([a-z0-9_][a-z0-9._-]{0,252}|\[[0-9a-f:.]{2,45}\])(:[0-9]{1,5})?")
@@ -75,7 +78,7 @@ class HttpGuard:
     """The outermost application: it refuses a request, or has `app` answer it.
 
     `listens_on` is HOST:PORT. `anonymous`: a request without a token is the user `local`.
-    `metrics`: the text of /metrics.
+    `metrics`: the text of /metrics. `control` answers what is below /api/.
     """
 
     app: ASGIApp
@@ -84,6 +87,7 @@ class HttpGuard:
     tokens: TokenBook
     anonymous: bool
     metrics: Callable[[], bytes]
+    control: ASGIApp | None = None
 
     def __post_init__(self) -> None:
         self.flow = InFlight()
@@ -99,10 +103,14 @@ class HttpGuard:
             self._check_names(headers)
             if scope["path"] == PATH:
                 await self._admit(await self._granted(headers), scope, receive, send)
+            elif self.control and scope["path"].startswith(CONTROL):
+                grant = await self._granted(headers)
+                await self._admit(grant, scope, receive, send, self.control)
             else:
                 await (await self._page(scope, headers))(scope, receive, send)
         except RequestRefused as refused:
-            await refused.response()(scope, receive, send)
+            as_problem = scope["path"].startswith(CONTROL)
+            await refused.response(as_problem=as_problem)(scope, receive, send)
         except ClientDisconnect:
             logger.debug("a client left before its request had come")
 
@@ -163,8 +171,16 @@ class HttpGuard:
             raise _unauthorized(', error="invalid_token"')
         return grant
 
-    async def _admit(self, grant: TokenGrant, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _admit(
+        self,
+        grant: TokenGrant,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        control: ASGIApp | None = None,
+    ) -> None:
         user, settings, headers = grant.user, self.settings, Headers(scope=scope)
+        _check_scope(grant, controls=control is not None)
         if wait_s := self._rate.take(user, anyio.current_time()):
             raise refuse_over_limit(f"more than {settings.rate} requests a second", wait_s)
         # The bytes of a message are held until it is answered.
@@ -173,15 +189,24 @@ class HttpGuard:
                 raise refuse_over_limit(
                     f"{settings.requests_per_user} requests of this user are open", 1
                 )
-            known = {**scope, **_known_as(user, headers)}
-            body = await self._body(Request(scope, receive), carry)
+            known = {
+                **scope,
+                **(_controls(grant, headers) if control else _known_as(user, headers)),
+            }
+            if control and scope["path"].endswith(_FILES):
+                entry = OpenRequest(send, grant.token_id or None, is_stream=False)
+                await self.flow.serve(entry, control, known, receive)
+                return
+            body = await self._body(Request(scope, receive), carry, any_kind=control is not None)
             self._rate.charge(user, len(body))
-            app = self.app
+            app = control or self.app
             is_stream = (
-                scope["method"] == "GET" or headers.get("mcp-method") == "subscriptions/listen"
+                scope["path"] == f"{CONTROL}events"
+                if control
+                else scope["method"] == "GET" or headers.get("mcp-method") == "subscriptions/listen"
             )
             entry = OpenRequest(send, grant.token_id or None, is_stream)
-            if _is_legacy(headers):
+            if control is None and _is_legacy(headers):
                 app = partial(self._serve_legacy, entry, body)
             await self.flow.serve(entry, app, known, replayed(body, receive))
 
@@ -203,7 +228,9 @@ class HttpGuard:
                 with anyio.move_on_after(1, shield=True):
                     await self.app(scope, replayed(message, _nothing_more), _nowhere)
 
-    async def _body(self, request: Request, carry: Callable[[int], bool]) -> bytes:
+    async def _body(
+        self, request: Request, carry: Callable[[int], bool], *, any_kind: bool = False
+    ) -> bytes:
         """Read the body of a request in time; `carry` is asked for room for each piece."""
         headers, settings, body = request.headers, self.settings, bytearray()
         if request.method != "POST":
@@ -212,7 +239,8 @@ class HttpGuard:
                     HTTPStatus.BAD_REQUEST, "this method takes no body: leave it out"
                 )
             return b""
-        if headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+        if not any_kind and kind != "application/json":
             text = "send the message as application/json"
             raise RequestRefused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, text)
         # The parser of HTTP lets only digits through.
@@ -237,6 +265,26 @@ def _check_size(size: int, max_bytes: int) -> None:
     if size > max_bytes:
         text = f"a message may have {max_bytes:,} bytes: send less at a time (http.max_body)"
         raise RequestRefused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, text)
+
+
+def _check_scope(grant: TokenGrant, *, controls: bool) -> None:
+    if (grant.scope == "mcp") == controls and grant is not ANONYMOUS:
+        wanted = "control or platform" if controls else "mcp"
+        text = f"this token is of the scope {grant.scope}: use one of the scope {wanted} here"
+        raise RequestRefused(HTTPStatus.FORBIDDEN, text)
+
+
+def _controls(grant: TokenGrant, headers: Headers) -> dict[str, object]:
+    """Return whose chats a request steers; only a platform's token names another user."""
+    named = headers.getlist(_USER_HEADER)
+    try:
+        chat = ChatId(named[0] if named else grant.user, "any")
+    except InvalidArgument as exc:
+        raise RequestRefused(HTTPStatus.BAD_REQUEST, f"header {_USER_HEADER}: {exc}") from exc
+    if len(named) != (grant.scope == "platform") and named != [grant.user]:
+        text = f"send the header {_USER_HEADER} once with a token of the scope platform, else never"
+        raise RequestRefused(HTTPStatus.FORBIDDEN, text)
+    return {CALLER: Caller(chat.user, None)}
 
 
 def _known_as(user: str, headers: Headers) -> dict[str, object]:

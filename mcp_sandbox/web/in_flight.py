@@ -33,14 +33,18 @@ class RequestRefused(Exception):
         self._status = status
         self._headers = {name.replace("_", "-"): value for name, value in headers.items()}
 
-    def response(self) -> Response:
-        """Return a JSON-RPC error that closes the connection: the request is not read on."""
-        error = {"code": INVALID_REQUEST, "message": str(self)}
-        return Response(
-            json.dumps({"jsonrpc": "2.0", "id": None, "error": error}),
-            self._status,
-            {"content-type": "application/json", "connection": "close", **self._headers},
-        )
+    def response(self, *, as_problem: bool = False) -> Response:
+        """Return an error that closes the connection: the request is not read on.
+
+        It is one of JSON-RPC, or a problem document (RFC 9457).
+        """
+        error: dict[str, object] = {"code": INVALID_REQUEST, "message": str(self)}
+        body: dict[str, object] = {"jsonrpc": "2.0", "id": None, "error": error}
+        if as_problem:
+            body = {"title": self._status.phrase, "status": self._status, "detail": str(self)}
+        kind = "application/problem+json" if as_problem else "application/json"
+        headers = {"content-type": kind, "connection": "close", **self._headers}
+        return Response(json.dumps(body), self._status, headers)
 
 
 def refuse_over_limit(what: str, wait_s: int) -> RequestRefused:

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from mcp_sandbox.durable import locked, write_file
 from mcp_sandbox.errors import ConfigError, InvalidArgument, NotFound
-from mcp_sandbox.models import ChatId, TokenGrant
+from mcp_sandbox.models import ChatId, TokenGrant, TokenScope
 from mcp_sandbox.workspace.layout import open_data_root, storage_errors
 
 _LARGEST_FILE = 16 << 20
@@ -36,6 +36,7 @@ class TokenInfo(BaseModel):
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
     created: float
     expires: float | None = None
+    scope: TokenScope = "mcp"
 
     def expired(self, now: float) -> bool:
         return self.expires is not None and self.expires <= now
@@ -81,12 +82,19 @@ class TokenFile:
         try:
             return _Content.model_validate_json(data[:_LARGEST_FILE]).tokens
         except ValidationError as exc:
+            if any(error["type"] == "extra_forbidden" for error in exc.errors()):
+                raise ConfigError(
+                    f"{self._path} was written by a newer mcp-sandbox, so no token is accepted: "
+                    "update this one, or revoke with the newer one the tokens only it knows"
+                ) from exc
             raise ConfigError(
                 f"{self._path} is damaged, so no token is accepted: "
                 "move it away and make new tokens with `mcp-sandbox token add`"
             ) from exc
 
-    def add(self, user: str, lifetime_s: float | None = None) -> tuple[TokenInfo, str]:
+    def add(
+        self, user: str, lifetime_s: float | None = None, scope: TokenScope = "mcp"
+    ) -> tuple[TokenInfo, str]:
         """Make a token for a user; return what is stored, and the token, which is not stored.
 
         Raises:
@@ -105,6 +113,7 @@ class TokenFile:
                 sha256=_digest(secret),
                 created=now,
                 expires=None if lifetime_s is None else now + lifetime_s,
+                scope=scope,
             )
             self._replace([*tokens, token])
         return token, secret
@@ -146,7 +155,9 @@ class TokenFile:
                 yield self.read()
 
     def _replace(self, tokens: Sequence[TokenInfo]) -> None:
-        write_file(self._path, _Content(tokens=tuple(tokens)).model_dump_json(indent=1).encode())
+        # What is as usual is left out, so that older servers can read it.
+        content = _Content(tokens=tuple(tokens)).model_dump_json(indent=1, exclude_defaults=True)
+        write_file(self._path, content.encode())
 
 
 class Tokens:
@@ -165,7 +176,11 @@ class Tokens:
         digest = _digest(secret[:128])
         # All are compared, so that the time does not reveal how close a guess was.
         found = [token for token in tokens if hmac.compare_digest(token.sha256, digest)]
-        valid = (TokenGrant(each.user, each.id) for each in found if not each.expired(time.time()))
+        valid = (
+            TokenGrant(each.user, each.id, each.scope)
+            for each in found
+            if not each.expired(time.time())
+        )
         return next(valid, None)
 
     async def still_valid(self, token_id: str) -> bool:

@@ -15,6 +15,7 @@ from typing import Any, cast
 import anyio
 import uvicorn
 from anyio.abc import TaskStatus
+from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from mcp_sandbox.config import HttpConfig
@@ -162,7 +163,7 @@ async def listen(address: str, *, anonymous: bool = False) -> TcpListener:
 
 
 @asynccontextmanager
-async def open_http(
+async def open_http(  # noqa: PLR0913 - what is handed to the guard
     server: SandboxServer,
     listener: TcpListener,
     settings: HttpConfig,
@@ -170,13 +171,16 @@ async def open_http(
     tokens: TokenBook,
     anonymous: bool,
     metrics: Callable[[], bytes],
+    control: ASGIApp | None = None,
 ) -> AsyncGenerator[HttpServer]:
     """Serve HTTP while the block runs; what is still served at its end is cancelled and answered.
 
     `drain` before the end lets calls finish. Raises ConfigError: an allowed host is no host name.
     """
     sessions = UserSessions(server.core, settings)
-    guard = HttpGuard(sessions.handle_request, settings, listener.place, tokens, anonymous, metrics)
+    guard = HttpGuard(
+        sessions.handle_request, settings, listener.place, tokens, anonymous, metrics, control
+    )
     door = HttpServer(guard, settings, listener)
     async with sessions.run(), anyio.create_task_group() as watching:
         async with anyio.create_task_group() as serving:

@@ -260,6 +260,7 @@ class ChatUse:
     age_s: float = 0.0
     background: int = 0
     image: str = ""
+    preview: str = ""
 
 
 def describe_death(ending: Ending, limits: Limits) -> str:

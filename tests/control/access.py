@@ -1,0 +1,5 @@
+"""A hook of an operator's, which says who may have a sandbox."""
+
+
+async def may_open(_user: str, _chat: str, _expert: str, project: str | None) -> bool:
+    return project == "open"

@@ -1,0 +1,210 @@
+"""Sessions that a platform steers, through a real daemon over HTTP."""
+
+import json
+from pathlib import Path
+
+import anyio
+import pytest
+
+from mcp_sandbox.models import TokenScope
+from tests.control.daemon import Platform, platform, serving
+
+pytestmark = [pytest.mark.anyio, pytest.mark.bubblewrap]
+
+
+async def test_a_chat_is_prepared_used_terminated_and_prepared_again(tmp_path: Path) -> None:
+    async with platform(tmp_path) as here:
+        first = await here.prepare("c1", projectId="p7")
+        assert (first["status"], first["providerSandboxId"]) == ("warm", None)
+        assert (first["isNewProvision"], first["projectId"]) == (False, "p7")
+        ready = await here.made(first["id"])
+        assert (ready["status"], ready["provider"]) == ("running", "unsafe-local")
+        assert await here.data("GET", "sandbox/by-chat/c1") == ready
+        again = await here.prepare("c1")
+        assert again["providerSandboxId"] == ready["providerSandboxId"]
+        at = f"sandbox/{first['id']}"
+        assert (await here.ask("PUT", f"{at}/files?path=a.txt", content=b"kept")).status_code == 200
+        assert (await here.data("GET", f"{at}/health")) == {"status": "running", "healthy": True}
+        for _ in range(2):
+            assert (await here.data("POST", f"{at}/terminate"))["status"] == "terminated"
+        assert (await here.data("GET", f"{at}/status"))["status"] == "terminated"
+        refused = await here.ask("GET", f"{at}/files?path=a.txt")
+        assert (refused.status_code, refused.json()["title"]) == (404, "NotFound")
+        back = await here.prepare("c1")
+        assert (back["id"], back["status"], back["isNewProvision"]) == (first["id"], "warm", True)
+        await here.made(first["id"])
+        assert (await here.ask("GET", f"{at}/files?path=a.txt")).content == b"kept"
+
+
+async def test_a_hundred_prepares_at_once_make_one_sandbox(tmp_path: Path) -> None:
+    async with platform(tmp_path, more={"MCP_SANDBOX_HTTP__REQUESTS_PER_USER": "200"}) as here:
+        told: list[object] = []
+
+        async def prepare() -> None:
+            found = await here.prepare("c1")
+            told.append((found["id"], found["isNewProvision"]))
+
+        async with anyio.create_task_group() as tasks:
+            for _ in range(100):
+                tasks.start_soon(prepare)
+        assert len(set(map(str, told))) == 1
+        await here.made((await here.prepare("c1"))["id"])
+        assert (await here.data("GET", "stats"))["open"] == 1
+        rows = await here.data("GET", "sandbox")
+        assert [row["chatSessionId"] for row in rows] == ["c1"]
+
+
+JSON = {"content-type": "application/json"}
+BAD = {
+    "chatSessionId": [{}, {"chatSessionId": "../x"}, {"chatSessionId": 7}, {"chatSessionId": ""}],
+    "more": [{"chatSessionId": "c", "more": 1}],
+    "": ["", "[]", "NaN", '{"chatSessionId": NaN}', '{"chatSessionId": "c"'],
+}
+
+
+async def test_what_cannot_be_prepared_names_the_field_and_makes_nothing(tmp_path: Path) -> None:
+    async with platform(tmp_path, more={"MCP_SANDBOX_HTTP__MAX_BODY": "100k"}) as here:
+        for field, bodies in BAD.items():
+            for body in bodies:
+                text = body if isinstance(body, str) else json.dumps(body)
+                answer = await here.ask("POST", "sandbox/prepare", content=text, headers=JSON)
+                assert answer.status_code == 400, (body, answer.text)
+                assert answer.headers["content-type"] == "application/problem+json"
+                assert field in answer.json()["detail"] or "chat" in answer.json()["detail"]
+        large = await here.ask("POST", "sandbox/prepare", content=b" " * 200_000, headers=JSON)
+        assert large.status_code == 413
+        assert await here.data("GET", "sandbox") == []
+
+
+async def test_sessions_of_others_and_unknown_ones_are_not_there_alike(tmp_path: Path) -> None:
+    async with platform(tmp_path) as here:
+        session = (await here.prepare("c1"))["id"]
+        other = await here.with_token("bob", "control")
+        answers = [
+            (await other.ask("GET", f"sandbox/{name}/status")) for name in (session, "0" * 12, "x")
+        ]
+        assert {answer.status_code for answer in answers} == {404}
+        assert len({answer.text.replace(session, "0" * 12) for answer in answers[:2]}) == 1
+        assert (await other.ask("GET", "sandbox/by-chat/c1")).status_code == 404
+        steering = await here.with_token("platform", "platform", **{"Mcp-Sandbox-User": "ada"})
+        assert (await steering.data("GET", "sandbox/by-chat/c1"))["id"] == session
+        await other.http.aclose()
+        await steering.http.aclose()
+
+
+@pytest.mark.parametrize(
+    ("scope", "headers", "status"),
+    [
+        ("mcp", {}, 403),
+        ("control", {}, 200),
+        ("control", {"Mcp-Sandbox-User": "bob"}, 200),
+        ("control", {"Mcp-Sandbox-User": "ada"}, 403),
+        ("platform", {}, 403),
+        ("platform", {"Mcp-Sandbox-User": "../x"}, 400),
+        ("platform", {"Mcp-Sandbox-User": "ada"}, 200),
+    ],
+)
+async def test_a_token_opens_what_its_scope_says(
+    served: Platform, scope: TokenScope, headers: dict[str, str], status: int
+) -> None:
+    client = await served.with_token("bob", scope, **headers)
+    async with client.http:
+        answer = await client.ask("GET", "sandbox")
+        assert answer.status_code == status, answer.text
+        if scope != "mcp":
+            at_mcp = await client.http.post(f"{served.url}/mcp", json={})
+            assert at_mcp.status_code == 403
+
+
+async def test_without_a_token_or_by_another_name_nobody_comes_in(served: Platform) -> None:
+    without = await served.ask("GET", "sandbox", headers={"authorization": ""})
+    assert (without.status_code, without.json()["status"]) == (401, 401)
+    foreign = await served.ask("GET", "sandbox", headers={"host": "evil.example"})
+    assert foreign.status_code == 421
+    assert (await served.ask("GET", "nothing")).status_code == 404
+    assert (await served.ask("DELETE", "sandbox")).status_code == 405
+
+
+async def test_where_nothing_can_pause_the_sandbox_ends_and_resume_makes_another(
+    tmp_path: Path,
+) -> None:
+    async with platform(tmp_path) as here:
+        session = (await here.prepare("c1"))["id"]
+        first = await here.made(session)
+        paused = await here.data("POST", f"sandbox/{session}/pause")
+        assert paused == {"status": "warm", "keepsProcesses": False}
+        assert (await here.data("POST", f"sandbox/{session}/pause"))["status"] == "warm"
+        await here.data("POST", f"sandbox/{session}/resume")
+        second = await here.made(session)
+        assert second["providerSandboxId"] != first["providerSandboxId"]
+        assert second["isNewProvision"]
+
+
+async def test_a_chat_with_a_call_under_way_is_not_paused(tmp_path: Path) -> None:
+    async with platform(tmp_path) as here:
+        session = (await here.prepare("c1"))["id"]
+        await here.made(session)
+        async with anyio.create_task_group() as tasks:
+            command = {"command": "sleep 60"}
+            run = here.http.stream("POST", f"{here.url}/api/sandbox/{session}/exec", json=command)
+            tasks.start_soon(_until_ended, run)
+            while (await here.data("GET", "stats"))["busy"] == 0:
+                await anyio.sleep(0.01)
+            answer = await here.ask("POST", f"sandbox/{session}/pause")
+            assert (answer.status_code, answer.json()["title"]) == (409, "Busy")
+            tasks.cancel_scope.cancel()
+
+
+async def _until_ended(run: object) -> None:
+    async with run as response:  # type: ignore[attr-defined]
+        async for _ in response.aiter_bytes():
+            pass
+
+
+async def test_changes_are_told_to_who_listens(served: Platform) -> None:
+    async with served.http.stream("GET", f"{served.url}/api/events") as stream:
+        lines = stream.aiter_lines()
+        assert (await anext(lines)).startswith(":")
+        session = (await served.prepare("told"))["id"]
+        async for line in lines:
+            if line.startswith("data: "):
+                said = json.loads(line[6:])["data"]
+                assert (said["id"], said["status"]) == (session, "running")
+                break
+
+
+async def test_who_is_refused_gets_no_sandbox(tmp_path: Path) -> None:
+    more = {"MCP_SANDBOX_CONTROL__ACCESS_CHECK": "tests.control.access:may_open"}
+    async with platform(tmp_path, more=more) as here:
+        for given in ({}, {"expertIdentifier": "nobody", "projectId": "open"}):
+            body = {"chatSessionId": "c1", **given}
+            answer = await here.ask("POST", "marketplace/expert/prepare-invoke", json=body)
+            assert (answer.status_code, answer.json()["title"]) == (403, "NotPermitted")
+        assert await here.data("GET", "sandbox") == []
+        await here.prepare("c1", projectId="open")
+
+
+async def test_noop_has_sessions_and_does_no_work(tmp_path: Path) -> None:
+    async with platform(tmp_path, "noop") as here:
+        session = await here.prepare("c1")
+        assert (session["provider"], session["status"]) == ("noop", "warm")
+        answer = await here.ask("GET", f"sandbox/{session['id']}/list")
+        assert answer.status_code == 503
+        assert "backend: noop" in answer.json()["detail"]
+        assert (await here.data("POST", f"sandbox/{session['id']}/terminate")) == {
+            "status": "terminated"
+        }
+
+
+async def test_a_server_that_is_killed_while_it_makes_one_leaves_one_to_the_next(
+    tmp_path: Path,
+) -> None:
+    async with platform(tmp_path) as here:
+        session = (await here.prepare("c1"))["id"]
+        here.daemon.process.kill()
+        await here.daemon.process.wait()
+        where = here.place
+    async with serving(where) as here:
+        assert (await here.prepare("c1"))["id"] == session
+        await here.made(session)
+        assert (await here.data("GET", "stats"))["open"] == 1
