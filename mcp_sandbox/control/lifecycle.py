@@ -67,9 +67,13 @@ class Paused:
 
 @dataclass(frozen=True)
 class Terminated:
-    """What is true once a sandbox has ended."""
+    """What is true once a sandbox has ended.
+
+    `saved`: its files are in the object store as they are; None where there is no store.
+    """
 
     status: str
+    saved: bool | None
 
 
 @dataclass(frozen=True)
@@ -242,7 +246,9 @@ class Control:
         manager, kept = await self.manager(), await self._kept(row.chat)
         await self._keep(row.chat, {**kept, "terminated": True})
         await manager.stop(row.chat)
-        return Terminated((await self._changed(row)).status)
+        described, found = await self._changed(row), await manager.status(row.chat)
+        saved = not found.unsaved if found and manager.saving else None
+        return Terminated(described.status, saved)
 
     async def health(self, row: SessionStatus) -> Health:
         """Ask the runner of a running sandbox."""

@@ -55,7 +55,7 @@ async def test_a_hundred_prepares_at_once_make_one_sandbox(tmp_path: Path) -> No
 
 
 JSON = {"content-type": "application/json"}
-BAD = {
+BAD: dict[str, list[object]] = {
     "chatSessionId": [{}, {"chatSessionId": "../x"}, {"chatSessionId": 7}, {"chatSessionId": ""}],
     "more": [{"chatSessionId": "c", "more": 1}],
     "": ["", "[]", "NaN", '{"chatSessionId": NaN}', '{"chatSessionId": "c"'],
@@ -192,7 +192,8 @@ async def test_noop_has_sessions_and_does_no_work(tmp_path: Path) -> None:
         assert answer.status_code == 503
         assert "backend: noop" in answer.json()["detail"]
         assert (await here.data("POST", f"sandbox/{session['id']}/terminate")) == {
-            "status": "terminated"
+            "status": "terminated",
+            "saved": None,
         }
 
 
