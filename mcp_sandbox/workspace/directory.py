@@ -402,6 +402,7 @@ class Workspaces:
             for kind in ("home", "workspace"):
                 user = layout.enter(stack, sandbox, kind, chat.user)
                 rename_new(place, kind.encode(), user, tree_name(chat))
+            self._path(_STAGED, chat).rmdir()
 
     def _present(
         self, stack: ExitStack, sandbox: int, chat: ChatId, kinds: Sequence[str]

@@ -1,20 +1,27 @@
 """Files of chats are saved to the object store, and come back on any machine."""
 
+import json
+import os
+import signal
+import sys
 import urllib.request
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 
 import anyio
 import pytest
 from anyio import to_thread
 
-from mcp_sandbox.app.chats import open_manager
+from mcp_sandbox.app.chats import open_backend, open_manager
 from mcp_sandbox.config import Config
 from mcp_sandbox.errors import BackendUnavailable, InvalidArgument, StorageUnavailable, Unsupported
-from mcp_sandbox.models import ChatId, SessionStatus
+from mcp_sandbox.models import ChatId, SandboxInfo, SessionStatus
 from mcp_sandbox.sessions.manager import SessionManager
 from tests.conftest import configured
+from tests.daemon.running import ended
 from tests.rclone import S3Server
+from tests.sessions.killed_saving import CHAT as KILLED
+from tests.sessions.killed_saving import RESTORING, SAVING
 
 CHAT = ChatId("tester", "saved")
 pytestmark = pytest.mark.bubblewrap
@@ -75,6 +82,53 @@ async def test_files_come_back_on_another_machine_and_the_agent_is_told(
         told = await session.take_notices()
         assert any("files are as of" in text for text in told), told
         assert (await status(two)).unsaved is True
+
+
+@pytest.mark.parametrize(
+    "backend", ["bubblewrap", pytest.param("docker", marks=pytest.mark.docker)]
+)
+async def test_a_virtual_environment_comes_back_working(
+    tmp_path: Path, store: Store, backend: str
+) -> None:
+    async with open_manager(store.config(tmp_path / "one", backend)) as one:
+        session = await one.session(CHAT)
+        await session.exec("python3 -m venv --without-pip env", check=True)
+        await session.exec("cd env/lib/*/site-packages && echo 'kept = 1' > kept.py", check=True)
+    async with open_manager(store.config(tmp_path / "two", backend)) as two:
+        session = await two.session(CHAT)
+        run = "env/bin/python -c 'import sys, kept; print(sys.prefix, kept.kept)'"
+        assert (await session.exec(run)).stdout == "/workspace/env 1\n"
+
+
+async def test_a_person_saves_lists_and_restores(tmp_path: Path, store: Store) -> None:
+    async with open_manager(store.config(tmp_path / "one")) as one:
+        await write(one, "1")
+    settings = store.settings()
+    variables = {
+        "PATH": os.environ["PATH"],
+        "HOME": str(tmp_path),
+        "MCP_SANDBOX_BACKEND": "bubblewrap",
+        **{
+            f"MCP_SANDBOX_STORAGE__{name.upper()}": getattr(settings, name)
+            for name in ("endpoint", "bucket", "access_key", "secret_key")
+        },
+    }
+
+    async def run(data: str, *words: str) -> str:
+        env = {**variables, "MCP_SANDBOX_DATA_DIR": str(tmp_path / data)}
+        done = await ended(words, env=env)
+        assert done.code == 0, done.err
+        return done.out
+
+    assert "saved" in (await run("one", "ls")).splitlines()[0]
+    await run("one", "backup", "save", "saved")
+    rows = json.loads(await run("one", "backup", "list", "saved", "--json"))
+    assert len(rows) == 2
+    assert rows[0]["quiet"] is True
+    assert rows[1]["key"] in await run("two", "backup", "list", "tester/saved")
+    await run("two", "backup", "restore", "tester/saved", rows[1]["key"], "--yes")
+    found = tmp_path / "two" / "sandbox" / "workspace" / "tester" / "chat-saved" / "notes.txt"
+    assert found.read_text() == "1"
 
 
 async def test_it_is_saved_a_while_after_its_last_call(tmp_path: Path, store: Store) -> None:
@@ -271,3 +325,48 @@ async def test_without_a_store_nothing_is_said_of_it(tmp_path: Path) -> None:
             await one.save(CHAT)
         with pytest.raises(Unsupported, match="storage"):
             await (await one.session(CHAT)).share("notes.txt")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", [*SAVING, *RESTORING])
+async def test_a_kill_at_any_step_loses_no_file_and_shows_no_half(
+    tmp_path: Path, store: Store, step: str
+) -> None:
+    settings = {"keep": 1, "after": 0.2}
+    first, second = (store.config(tmp_path / name, **settings) for name in ("one", "two"))
+    if step == "thrown away":
+        async with open_manager(second) as two:
+            await (await two.session(KILLED)).exec("echo 0 > note; echo 0 > ~/note")
+    async with open_manager(first) as one:
+        await (await one.session(KILLED)).exec("echo 1 > note; echo 1 > ~/note")
+        await one.save(KILLED)
+    struck = first if step in SAVING else second
+    command = [sys.executable, "-m", "tests.sessions.killed_saving", str(struck.data_dir)]
+    with anyio.fail_after(30):
+        killed = await anyio.run_process(
+            [*command, struck.storage.model_dump_json(), step], check=False
+        )
+    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
+    wanted = "2\n2\n" if step in SAVING else "1\n1\n"
+    async with open_manager(struck) as again:
+        seen = await (await again.session(KILLED)).exec("cat note ~/note; ls -A")
+        assert seen.stdout == f"{wanted}note\n"
+
+        async def is_saved_and_pruned() -> bool:
+            saved = not (await status(again, KILLED)).unsaved
+            return saved and len(await again.backups(KILLED)) == 1
+
+        await until(is_saved_and_pruned)
+    assert not list((struck.data_dir / "sandbox" / "restoring").glob("*/*"))
+    async with open_manager(store.config(tmp_path / "three")) as three:
+        seen = await (await three.session(KILLED)).exec("cat note ~/note; ls -A")
+        assert seen.stdout == f"{wanted}note\n"
+    with anyio.fail_after(30):
+        while await running(struck):
+            await anyio.sleep(0.1)
+
+
+async def running(config: Config) -> Sequence[SandboxInfo]:
+    assert config.backend != "auto"
+    async with open_backend(config.backend, config) as backend:
+        return await backend.running()
