@@ -7,6 +7,7 @@ import sys
 import urllib.request
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -332,7 +333,7 @@ async def test_without_a_store_nothing_is_said_of_it(tmp_path: Path) -> None:
 async def test_a_kill_at_any_step_loses_no_file_and_shows_no_half(
     tmp_path: Path, store: Store, step: str
 ) -> None:
-    settings = {"keep": 1, "after": 0.2}
+    settings: dict[str, Any] = {"keep": 1, "after": 0.2}
     first, second = (store.config(tmp_path / name, **settings) for name in ("one", "two"))
     if step == "thrown away":
         async with open_manager(second) as two:
