@@ -13,10 +13,18 @@ import logging
 import secrets
 import sys
 import tempfile
-from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterable, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    Awaitable,
+    Callable,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from contextlib import aclosing
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import IO, Literal
 from urllib.parse import quote
 
@@ -29,7 +37,7 @@ from mcp_sandbox.config.sections import StorageConfig
 from mcp_sandbox.config.units import show_size
 from mcp_sandbox.errors import BackupDamaged, SandboxError, StorageUnavailable, TooLarge
 from mcp_sandbox.models import ChatId, Packed
-from mcp_sandbox.storage.objects import ObjectStore, StoredObject
+from mcp_sandbox.storage.objects import ObjectStore
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -53,32 +61,19 @@ _GIVE_UP_S = 5.0
 _ABANDONED = timedelta(hours=6)
 
 
-@dataclass(frozen=True)
-class Backup:
-    """One backup. `size` is what is stored, `files_bytes` what it unpacks to; `quiet`: nothing ran.
+class Backup(BaseModel):
+    """One backup, as its manifest says. `size` is what is stored, `files_bytes` what it unpacks to.
 
-    `key` names it among those of its chat.
+    `key` names it among those of its chat. `quiet`: nothing ran while it was made.
     """
 
+    model_config = ConfigDict(frozen=True, strict=True)
+
+    format: Literal[1] = 1
     chat: ChatId
     key: str
     epoch: int
     saved_at: datetime
-    size: int
-    files_bytes: int
-    entries: int
-    quiet: bool
-    sha256: str
-    version: str
-
-
-class _Manifest(BaseModel):
-    model_config = ConfigDict(strict=True)
-
-    format: Literal[1]
-    chat: str
-    key: str
-    epoch: int
     size: int
     files_bytes: int
     entries: int
@@ -115,11 +110,11 @@ class Backups:
         key = f"{epoch:013d}-{saved_at.strftime(_TIME)}-{secrets.token_hex(4)}"
         upload = _Upload(self._settings.max_size)
         packed = await upload.run(pack, self._objects, f"{_folder(chat)}/{key}{_ARCHIVE}")
-        manifest = _Manifest(
-            format=1,
-            chat=str(chat),
+        backup = Backup(
+            chat=chat,
             key=key,
             epoch=epoch,
+            saved_at=saved_at,
             size=upload.size,
             files_bytes=packed.bytes,
             entries=packed.entries,
@@ -127,21 +122,25 @@ class Backups:
             sha256=upload.digest.hexdigest(),
             version=__version__,
         )
-        text = manifest.model_dump_json().encode()
+        text = backup.model_dump_json().encode()
         await self._objects.put_small(f"{_folder(chat)}/{key}{_MANIFEST}", text)
-        return _backup(chat, key, text)
+        return backup
 
     async def list(self, chat: ChatId) -> Sequence[Backup]:
         """Return the chat's backups, the newest first, without those whose manifest is damaged."""
-        names = [each.name for each in await self._own(chat)]
         found: list[Backup] = []
-        for key in sorted(_keys(names, _MANIFEST), reverse=True):
+        for key in sorted(_keys(await self._own(chat), _MANIFEST), reverse=True):
             name = f"{_folder(chat)}/{key}{_MANIFEST}"
+            text = await self._objects.get_small(name, _MANIFEST_BYTES)
             try:
-                text = await self._objects.get_small(name, _MANIFEST_BYTES)
-                found.append(_backup(chat, key, text))
+                backup = Backup.model_validate_json(text)
             except ValueError as exc:
                 logger.warning("backup %s of chat %s has no usable manifest: %s", key, chat, exc)
+                continue
+            if (backup.chat, backup.key) == (chat, key):
+                found.append(backup)
+            else:
+                logger.warning("backup %s of chat %s has the manifest of another", key, chat)
         return found
 
     async def read(self, backup: Backup) -> AsyncGenerator[bytes]:
@@ -175,33 +174,29 @@ class Backups:
 
     async def prune(self, chat: ChatId) -> None:
         """Remove all but the newest backups, and what uploads that were cut off have left."""
-        objects = await self._own(chat)
-        names = [each.name for each in objects]
-        known = sorted(_keys(names, _MANIFEST), reverse=True)
-        old, kept = known[self._settings.keep :], set(known)
+        objects, folder = await self._own(chat), _folder(chat)
+        known = sorted(_keys(objects, _MANIFEST), reverse=True)
         before = datetime.now(UTC) - _ABANDONED
-        late = {each.name for each in objects if each.modified_at < before}
         left = [
             name
-            for key in _keys(names, _ARCHIVE)
-            if key not in kept and (name := f"{_folder(chat)}/{key}{_ARCHIVE}") in late
+            for key in _keys(objects, _ARCHIVE)
+            if key not in known and objects[name := f"{folder}/{key}{_ARCHIVE}"] < before
         ]
         # The manifest first: what is left of a removal that is cut off is no backup any more.
-        gone = [f"{_folder(chat)}/{key}{end}" for key in old for end in (_MANIFEST, _ARCHIVE)]
+        old = known[self._settings.keep :]
+        gone = [f"{folder}/{key}{end}" for key in old for end in (_MANIFEST, _ARCHIVE)]
         await self._objects.delete([*gone, *left])
 
     async def remove(self, chat: ChatId) -> None:
         """Remove all backups and shared files of a chat."""
         shared = await self._objects.list(f"shared/{_folder(chat)}")
         # In the order of names a manifest goes before its archive.
-        names = sorted(each.name for each in (*await self._own(chat), *shared))
-        await self._objects.delete(names)
+        await self._objects.delete(sorted([*await self._own(chat), *shared]))
 
-    async def _own(self, chat: ChatId) -> Sequence[StoredObject]:
+    async def _own(self, chat: ChatId) -> Mapping[str, datetime]:
         """Return what lies in the chat's folder; below one of a user "shared" are others' files."""
-        folder = _folder(chat)
-        found = await self._objects.list(folder)
-        return [each for each in found if each.name.rpartition("/")[0] == folder]
+        found = await self._objects.list(_folder(chat))
+        return {name: at for name, at in found.items() if name.rpartition("/")[0] == _folder(chat)}
 
     async def share(
         self, chat: ChatId, name: str, data: AsyncIterable[bytes], *, expires_s: float
@@ -269,7 +264,7 @@ class _Upload:
             try:
                 with self._send:
                     packed = await pack(self._take)
-                    await self._put(self._packer.flush())
+                    await self._put(self._pack(self._packer.flush))
                     self._is_whole = True
                 await stored.wait()
             except (SandboxError, anyio.BrokenResourceError) as exc:
@@ -290,13 +285,17 @@ class _Upload:
                 f"the files of the chat are over storage.max_size ({show_size(self._max_size)}), "
                 "so they are not saved: remove some, or have the operator allow more"
             )
-        pack = self._packer.compress
-        await self._put(pack(data) if len(data) < _SMALL else await to_thread.run_sync(pack, data))
+        pack = partial(self._pack, self._packer.compress, data)
+        await self._put(pack() if len(data) < _SMALL else await to_thread.run_sync(pack))
+
+    def _pack(self, compress: Callable[..., bytes], *data: bytes) -> bytes:
+        packed = compress(*data)
+        self.size += len(packed)
+        self.digest.update(packed)
+        return packed
 
     async def _put(self, data: bytes) -> None:
         if data:
-            self.size += len(data)
-            self.digest.update(data)
             await self._send.send(data)
 
     async def _pieces(self) -> AsyncGenerator[bytes]:
@@ -313,15 +312,6 @@ def _folder(chat: ChatId) -> str:
 
 def _keys(names: Iterable[str], end: str) -> list[str]:
     return [name.rpartition("/")[2].removesuffix(end) for name in names if name.endswith(end)]
-
-
-def _backup(chat: ChatId, key: str, text: bytes) -> Backup:
-    """Return what a manifest says; raises ValueError."""
-    manifest = _Manifest.model_validate_json(text)
-    if (manifest.chat, manifest.key) != (str(chat), key):
-        raise ValueError("it is of another backup")
-    when = datetime.strptime(key.split("-")[1], _TIME).replace(tzinfo=UTC)
-    return Backup(chat=chat, saved_at=when, **manifest.model_dump(exclude={"format", "chat"}))
 
 
 async def _read(file: IO[bytes]) -> AsyncGenerator[bytes]:

@@ -4,9 +4,8 @@ A server that refuses fails within a second, one that hangs within the limits be
 library raises becomes StorageUnavailable here, with what to do.
 """
 
-from collections.abc import AsyncGenerator, AsyncIterable, Generator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 import anyio
@@ -44,15 +43,6 @@ _CAUSES = {
     "status code: 403": "it refuses storage.access_key, or may not let it use the bucket {bucket}",
     "sending request": "it does not answer: check storage.endpoint and the network",
 }
-
-
-@dataclass(frozen=True)
-class StoredObject:
-    """One object of the bucket, by its name below the prefix."""
-
-    name: str
-    size: int
-    modified_at: datetime
 
 
 class ObjectStore:
@@ -118,11 +108,11 @@ class ObjectStore:
                 return
             yield bytes(piece)
 
-    async def list(self, folder: str) -> Sequence[StoredObject]:
-        """Return all objects whose names begin with `folder` and a slash."""
+    async def list(self, folder: str) -> Mapping[str, datetime]:
+        """Return when each object whose name begins with `folder` and a slash was stored."""
         with self._translated(_ANSWER_S):
             rows = await obstore.list(await self._opened(), f"{folder}/").collect_async()
-            return [StoredObject(row["path"], row["size"], row["last_modified"]) for row in rows]
+            return {row["path"]: row["last_modified"] for row in rows}
 
     async def delete(self, names: Sequence[str]) -> None:
         """Remove objects; one that is gone already is not an error."""
