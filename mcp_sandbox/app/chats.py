@@ -20,7 +20,7 @@ from anyio import to_thread
 from anyio.abc import TaskGroup, TaskStatus
 
 from mcp_sandbox import errors
-from mcp_sandbox.backends.base import Backend
+from mcp_sandbox.backends.base import Backend, NoopBackend
 from mcp_sandbox.backends.sandbox_records import sandbox_user
 from mcp_sandbox.config import Config, load_config, own_folders
 from mcp_sandbox.models import PROGRAMS, BackendName, ChatId, Mount
@@ -51,8 +51,6 @@ async def open_backend(name: BackendName, config: Config) -> AsyncGenerator[Back
     Its sandboxes do not end with the block; its connections do.
     """
     if name == "noop":
-        from mcp_sandbox.backends.noop import NoopBackend
-
         yield NoopBackend()
         return
     # An import reads many files; in a thread it does not hold up other calls.

@@ -12,8 +12,7 @@ from fastapi import FastAPI
 from mcp_sandbox.agents.assistants import read_assistant
 from mcp_sandbox.config import Config
 from mcp_sandbox.config.units import MIB
-from mcp_sandbox.control.api import make_app
-from mcp_sandbox.control.lifecycle import Control, Prepare
+from mcp_sandbox.control.lifecycle import Control, Prepare, make_app
 from mcp_sandbox.errors import ConfigError, InvalidArgument, NotPermitted
 from mcp_sandbox.models import ChatId
 from mcp_sandbox.sessions.chat_records import AssistantSpec

@@ -5,11 +5,12 @@ than the spec asks for.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 from anyio.abc import ByteStream
 
 from mcp_sandbox import models
+from mcp_sandbox.errors import BackendUnavailable, SandboxGone
 
 
 class Sandbox(Protocol):
@@ -83,3 +84,35 @@ class Backend(Protocol):
 
         Raises BackendUnavailable if the engine or the kernel does not let go of it.
         """
+
+
+class NoopBackend:
+    """A backend that makes no sandboxes: sessions exist, and work in them is refused in words."""
+
+    name: models.BackendName = "noop"
+
+    async def probe(self) -> str:
+        return "no sandboxes are made here"
+
+    async def origin(self, image: str = "") -> str:
+        return image
+
+    async def create(self, spec: models.SandboxSpec) -> NoReturn:  # noqa: ARG002 - as others have it
+        """Raise BackendUnavailable."""
+        raise BackendUnavailable(
+            "this server makes no sandboxes (backend: noop), so nothing can run here and there are "
+            "no files: go on without them, or have the operator name another backend"
+        )
+
+    async def attach(self, sandbox_id: models.SandboxId) -> NoReturn:
+        """Raise SandboxGone."""
+        raise SandboxGone(f"there is no sandbox {sandbox_id}: backend noop has none")
+
+    async def relabel(self, sandbox_id: models.SandboxId, labels: Mapping[str, str]) -> None:  # noqa: ARG002
+        await self.attach(sandbox_id)
+
+    async def running(self) -> Sequence[models.SandboxInfo]:
+        return ()
+
+    async def destroy(self, sandbox_id: models.SandboxId) -> None:
+        """Do nothing: none is there."""

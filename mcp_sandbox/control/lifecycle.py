@@ -10,15 +10,18 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import anyio
 from anyio.abc import TaskGroup
 from anyio.streams.memory import MemoryObjectSendStream
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import APIRouter, Depends, FastAPI, HTTPException, Query, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import Response
 from starlette.types import Scope
 
-from mcp_sandbox.control.work import Answer, Given, Json, Put, Streamed
+from mcp_sandbox import __version__
+from mcp_sandbox.control.work import Answer, Given, Json, Put, Streamed, problem, work
 from mcp_sandbox.errors import Busy, NotFound, SandboxError, Unsupported
 from mcp_sandbox.models import ChatId, SessionStatus
 from mcp_sandbox.server.identity import CALLER
@@ -376,3 +379,47 @@ async def events(control: Steered, user: User) -> Streamed:
             await control.listen(user, put)
 
     return Streamed(make, "text/event-stream", alive=b": \n\n")
+
+
+def make_app(control: Control) -> FastAPI:
+    """Return the API over `control`; the guard in front of it says whose each request is."""
+    app = FastAPI(
+        title="mcp-sandbox",
+        version=__version__,
+        openapi_url="/api/openapi.json",
+        docs_url=None,
+        redoc_url=None,
+        default_response_class=Json,
+    )
+    app.include_router(lifecycle)
+    app.include_router(work)
+    app.state.control = control
+
+    async def session(request: Request, session_id: str) -> Session:
+        return await control.session(request.scope, session_id)
+
+    app.state.session = session
+
+    @app.exception_handler(SandboxError)
+    async def tell(_: Request, exc: SandboxError) -> Response:
+        return _problem(problem(exc))
+
+    @app.exception_handler(RequestValidationError)
+    async def tell_field(_: Request, exc: RequestValidationError) -> Response:
+        first = exc.errors()[0]
+        field = ".".join(map(str, first["loc"][1:])) or "the body"
+        told = f"{field}: {first['msg']}"
+        return _problem({"title": "InvalidArgument", "status": 400, "detail": told, "field": field})
+
+    @app.exception_handler(404)
+    @app.exception_handler(405)
+    async def tell_http(_: Request, exc: Exception) -> Response:
+        found = cast("HTTPException", exc)
+        told = "there is no such address or method: /api/openapi.json lists them"
+        return _problem({"title": "NotFound", "status": found.status_code, "detail": told})
+
+    return app
+
+
+def _problem(told: Mapping[str, object]) -> Response:
+    return Json(told, int(str(told["status"])), media_type="application/problem+json")

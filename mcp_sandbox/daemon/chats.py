@@ -155,11 +155,11 @@ class ChatControl:
             user, _, name = ("local/" + str(arguments.get("chat"))).rpartition("/")
             chat = ChatId(user.removeprefix("local/") or "local", name)
         if do == "list":
-            found = await manager.backups(chat)
+            found = await manager.backups.list(chat)
         elif do == "restore":
-            found = [await manager.restore(chat, arguments.get("key"))]
+            found = [await manager.backups.restore(chat, arguments.get("key"))]
         else:
-            saved = await manager.save(chat)
+            saved = await manager.backups.save(chat)
             found = [saved] if saved else []
         rows = [{**asdict(each), "saved_at": each.saved_at.isoformat()} for each in found]
         return {"chat": str(chat), "backups": rows}

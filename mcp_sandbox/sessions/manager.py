@@ -12,7 +12,13 @@ from weakref import WeakValueDictionary
 import anyio
 from anyio.abc import TaskGroup, TaskStatus
 
-from mcp_sandbox.errors import OperatorError, SandboxError, StorageUnavailable, Unsupported
+from mcp_sandbox.errors import (
+    OperatorError,
+    SandboxError,
+    SandboxGone,
+    StorageUnavailable,
+    Unsupported,
+)
 from mcp_sandbox.models import BackendName, ChatId, SandboxInfo, SessionStatus, Statistics
 from mcp_sandbox.sessions.chat_records import (
     AssistantSpec,
@@ -34,7 +40,6 @@ from mcp_sandbox.workspace.pool import PoolFolder
 
 if TYPE_CHECKING:
     from mcp_sandbox.sessions.saving import Saving
-    from mcp_sandbox.storage.backups import Backup
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +51,8 @@ _SETTLED_S = 5.0
 _LAST_SAVE_S = 30.0
 # A cancelled call ends when all that it started is dead.
 _LAST_CALLS_S = 10.0
+# How long a runner that is asked whether it is well may take.
+_ANSWER_S = 5.0
 _CLOSED = (
     "this session cannot be used any more: the `async with` block that opened it has ended, or is "
     "ending. Call inside the block, or open the chat again with open_session(); its files are "
@@ -278,7 +285,11 @@ class SessionManager:
 
     async def answers(self, chat: ChatId) -> bool:
         """Return whether the runner of the chat's open sandbox answers within seconds."""
-        return await self._hold(chat).answers()
+        with suppress(SandboxGone), anyio.move_on_after(_ANSWER_S):
+            async with self._hold(chat).open_for_save() as held:
+                await held.runtime.status()
+                return True
+        return False
 
     async def size(self, chat: ChatId) -> int | None:
         """Return how many bytes the chat's files occupy; None if they cannot be measured."""
@@ -313,20 +324,14 @@ class SessionManager:
             await self.saving.remove(chat)
         await self._hold(chat).end("remove")
 
-    async def save(self, chat: ChatId) -> "Backup | None":
-        """Save the chat's files to the object store now; None if it has none on this machine.
-
-        This and the next two raise Unsupported if no object store is configured.
-        """
-        return await _configured(self.saving).save(chat)
-
-    async def backups(self, chat: ChatId) -> "Sequence[Backup]":
-        """Return the chat's backups, the newest first."""
-        return await _configured(self.saving).list(chat)
-
-    async def restore(self, chat: ChatId, key: str | None = None) -> "Backup":
-        """End the chat's sandbox and put back a backup, the newest by default; see `Saving`."""
-        return await _configured(self.saving).restore(chat, key)
+    @property
+    def backups(self) -> "Saving":
+        """Return what saves, lists and restores; raises Unsupported if there is no object store."""
+        if self.saving is None:
+            raise Unsupported(
+                "nothing saves the files of chats here: set storage.endpoint and its keys"
+            )
+        return self.saving
 
     async def collect(self, *, dry_run: bool = False) -> GcReport:
         """Remove what is due now: chats that were unused for long, and old trash.
@@ -357,11 +362,3 @@ class SessionManager:
         self._handing_over = hand_over
         with anyio.move_on_after(seconds):
             await self._gate.wait_empty()
-
-
-def _configured(saving: "Saving | None") -> "Saving":
-    if saving is None:
-        raise Unsupported(
-            "nothing saves the files of chats here: set storage.endpoint and its keys"
-        )
-    return saving

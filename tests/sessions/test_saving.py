@@ -140,7 +140,7 @@ async def test_it_is_saved_a_while_after_its_last_call(tmp_path: Path, store: St
             return not (await status(one)).unsaved
 
         await until(is_saved)
-        (backup,) = await one.backups(CHAT)
+        (backup,) = await one.backups.list(CHAT)
         assert backup.quiet
         assert (await status(one)).saved_at == backup.saved_at
         await read(one)
@@ -157,10 +157,10 @@ async def test_what_is_used_is_saved_regularly_and_says_that_it_was_not_quiet(
         await session.exec("sleep 100 & echo")
 
         async def is_saved_twice() -> bool:
-            return len(await one.backups(CHAT)) > 1
+            return len(await one.backups.list(CHAT)) > 1
 
         await until(is_saved_twice)
-        assert not any(backup.quiet for backup in await one.backups(CHAT))
+        assert not any(backup.quiet for backup in await one.backups.list(CHAT))
 
 
 async def test_older_files_of_this_machine_go_to_the_trash(tmp_path: Path, store: Store) -> None:
@@ -183,8 +183,8 @@ async def test_damaged_backups_are_passed_over(tmp_path: Path, store: Store) -> 
     async with open_manager(store.config(tmp_path / "one")) as one:
         for text in ("1", "2", "3"):
             await write(one, text)
-            await one.save(CHAT)
-        newest, middle, _ = await one.backups(CHAT)
+            await one.backups.save(CHAT)
+        newest, middle, _ = await one.backups.list(CHAT)
     store.damage(newest.key)
     store.damage(middle.key)
     async with open_manager(store.config(tmp_path / "two")) as two:
@@ -199,8 +199,8 @@ async def test_if_all_are_damaged_the_files_stay(tmp_path: Path, store: Store) -
     async with open_manager(store.config(tmp_path / "two")) as two:
         assert await read(two) == "1"
         await write(two, "2")
-        await two.save(CHAT)
-        for backup in await two.backups(CHAT):
+        await two.backups.save(CHAT)
+        for backup in await two.backups.list(CHAT):
             store.damage(backup.key)
     async with open_manager(store.config(tmp_path / "one")) as one:
         assert await read(one) == "1"
@@ -212,11 +212,11 @@ async def test_without_the_store_calls_go_on_and_all_is_saved_when_it_is_back(
     settings = store.config(tmp_path / "one", after=0.1, every=0.5)
     async with open_manager(settings) as one:
         await write(one, "1")
-        await one.save(CHAT)
+        await one.backups.save(CHAT)
         store.strike()
         await write(one, "2")
         with pytest.raises(StorageUnavailable):
-            await one.save(CHAT)
+            await one.backups.save(CHAT)
         await one.stop(CHAT)
         assert await read(one) == "2"
         assert (await status(one)).unsaved
@@ -267,12 +267,12 @@ async def test_an_older_backup_is_put_back_by_hand(tmp_path: Path, store: Store)
     async with open_manager(store.config(tmp_path / "one")) as one:
         for text in ("1", "2"):
             await write(one, text)
-            await one.save(CHAT)
+            await one.backups.save(CHAT)
         await write(one, "3")
-        _, oldest = await one.backups(CHAT)
-        await one.restore(CHAT, oldest.key)
+        _, oldest = await one.backups.list(CHAT)
+        await one.backups.restore(CHAT, oldest.key)
         assert await read(one) == "1"
-        assert len(await one.backups(CHAT)) == 3
+        assert len(await one.backups.list(CHAT)) == 3
     async with open_manager(store.config(tmp_path / "two")) as two:
         assert await read(two) == "1"
 
@@ -288,7 +288,7 @@ async def test_retention_spares_what_is_not_saved(tmp_path: Path, store: Store) 
     async with open_manager(settings) as one:
         assert (await one.collect()).items == ()
         store.start()
-        await one.save(CHAT)
+        await one.backups.save(CHAT)
         assert [item.what for item in (await one.collect()).items] == [str(CHAT)]
         assert await read(one) == "1"
 
@@ -296,9 +296,9 @@ async def test_retention_spares_what_is_not_saved(tmp_path: Path, store: Store) 
 async def test_a_removed_chat_begins_anew(tmp_path: Path, store: Store) -> None:
     async with open_manager(store.config(tmp_path / "one")) as one:
         await write(one, "1")
-        await one.save(CHAT)
+        await one.backups.save(CHAT)
         await one.remove(CHAT)
-        assert await one.backups(CHAT) == []
+        assert await one.backups.list(CHAT) == []
         assert await read(one) == ""
 
 
@@ -323,7 +323,7 @@ async def test_without_a_store_nothing_is_said_of_it(tmp_path: Path) -> None:
         assert (await status(one)).unsaved is False
         assert one.statistics().unsaved is None
         with pytest.raises(Unsupported, match=r"storage\.endpoint"):
-            await one.save(CHAT)
+            await one.backups.save(CHAT)
         with pytest.raises(Unsupported, match="storage"):
             await (await one.session(CHAT)).share("notes.txt")
 

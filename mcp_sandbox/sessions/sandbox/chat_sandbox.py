@@ -18,7 +18,6 @@ from mcp_sandbox.sessions.skill_pins import ChatPins
 from mcp_sandbox.telemetry.calls import span
 
 _MOST_NAMED = 8
-_ANSWER_S = 5.0
 
 
 class ChatSandbox:
@@ -43,15 +42,6 @@ class ChatSandbox:
         # Of these, how many use the open sandbox, and how many keep it from ending of age.
         self._inside = self._keeping = self._saves = 0
         self._left = anyio.Event()
-
-    async def answers(self) -> bool:
-        """Return whether its runner answers within seconds; False if it is not open or paused."""
-        held = self._held
-        with suppress(SandboxGone), anyio.move_on_after(_ANSWER_S):
-            if held and not held.paused:
-                await held.runtime.status()
-                return True
-        return False
 
     async def take_notices(self) -> list[str]:
         """Return what the agent should know; each text is returned once."""
