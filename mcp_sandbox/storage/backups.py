@@ -59,6 +59,8 @@ _SMALL = 64 << 10
 _GIVE_UP_S = 5.0
 # Longer than any upload takes: what is older and has no manifest never gets one.
 _ABANDONED = timedelta(hours=6)
+# Longer than any link is good.
+_SHARED = timedelta(days=2)
 
 
 class Backup(BaseModel):
@@ -173,15 +175,17 @@ class Backups:
             raise BackupDamaged("what is stored is not what was saved")
 
     async def prune(self, chat: ChatId) -> None:
-        """Remove all but the newest backups, and what uploads that were cut off have left."""
+        """Remove all but the newest backups, what broken uploads left, and what was shared."""
         objects, folder = await self._own(chat), _folder(chat)
         known = sorted(_keys(objects, _MANIFEST), reverse=True)
-        before = datetime.now(UTC) - _ABANDONED
+        now = datetime.now(UTC)
         left = [
             name
             for key in _keys(objects, _ARCHIVE)
-            if key not in known and objects[name := f"{folder}/{key}{_ARCHIVE}"] < before
+            if key not in known and objects[name := f"{folder}/{key}{_ARCHIVE}"] < now - _ABANDONED
         ]
+        shared = await self._objects.list(f"shared/{folder}")
+        left += [name for name, at in shared.items() if at < now - _SHARED]
         # The manifest first: what is left of a removal that is cut off is no backup any more.
         old = known[self._settings.keep :]
         gone = [f"{folder}/{key}{end}" for key in old for end in (_MANIFEST, _ARCHIVE)]

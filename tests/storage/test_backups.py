@@ -274,6 +274,20 @@ async def test_an_archive_without_its_manifest_is_no_backup_and_goes_when_old(
     assert late in stored(s3, chat)
 
 
+async def test_a_shared_file_goes_when_no_link_to_it_is_good_any_more(
+    s3: S3Server, chat: ChatId
+) -> None:
+    backups = Backups(s3.settings())
+    old, new = [
+        await backups.share(chat, name, pieces(b"shared"), expires_s=60) for name in ("old", "new")
+    ]
+    for path in (s3.folder / BUCKET / "mcp-sandbox/shared" / str(chat)).glob("*/old"):
+        os.utime(path, (0, 0))
+    s3.restart()
+    await Backups(s3.settings()).prune(chat)
+    assert [(await status(url))[0] for url in (old, new)] == [404, 200]
+
+
 async def test_what_is_removed_takes_shared_files_along(
     backups: Backups, s3: S3Server, chat: ChatId
 ) -> None:
