@@ -163,6 +163,8 @@ class Saving:
         async with one.lock:
             if one.changed_s is not None:
                 try:
+                    # A store that hangs is found out before a large upload is.
+                    await self._list_soon(chat)
                     await self._save(chat, one)
                 except SandboxError as exc:
                     one.failures += 1
@@ -210,7 +212,7 @@ class Saving:
             # It is not due again before its next call, or as one that is used.
             one.called_s = math.inf
         await self._note(chat, one)
-        with self._asking():
+        with suppress(StorageUnavailable), self._asking():
             await self._backups.prune(chat)
         return saved
 
@@ -284,7 +286,7 @@ class Saving:
         return max([now, *(backup.epoch + 1 for backup in found)])
 
     async def _list_soon(self, chat: ChatId) -> Sequence[Backup]:
-        """List the chat's backups for a call that waits, unless the store failed just now."""
+        """List the chat's backups while somebody waits, unless the store failed just now."""
         if self._now_s() < self._not_before_s:
             raise StorageUnavailable(self._why)
         with self._asking(), anyio.move_on_after(_ANSWER_S):

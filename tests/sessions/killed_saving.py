@@ -107,7 +107,7 @@ async def main(data_dir: Path, storage: StorageConfig, step: str) -> None:
             await session.exec("echo 2 > note; echo 2 > ~/note")
             sys.stdout.write("written\n")
             sys.stdout.flush()
-            await manager.save(CHAT)
+            await manager.backups.save(CHAT)
         else:
             await session.exec("true")
 

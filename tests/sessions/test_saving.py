@@ -25,6 +25,8 @@ from tests.sessions.killed_saving import CHAT as KILLED
 from tests.sessions.killed_saving import RESTORING, SAVING
 
 CHAT = ChatId("tester", "saved")
+# What these leave on the disk, another step leaves, too.
+LIKE_ANOTHER = ("saved", "unpacked", "home moved")
 pytestmark = pytest.mark.bubblewrap
 
 
@@ -329,7 +331,13 @@ async def test_without_a_store_nothing_is_said_of_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("step", [*SAVING, *RESTORING])
+@pytest.mark.parametrize(
+    "step",
+    [
+        pytest.param(step, marks=pytest.mark.whole if step in LIKE_ANOTHER else ())
+        for step in SAVING + RESTORING
+    ],
+)
 async def test_a_kill_at_any_step_loses_no_file_and_shows_no_half(
     tmp_path: Path, store: Store, step: str
 ) -> None:
@@ -340,7 +348,7 @@ async def test_a_kill_at_any_step_loses_no_file_and_shows_no_half(
             await (await two.session(KILLED)).exec("echo 0 > note; echo 0 > ~/note")
     async with open_manager(first) as one:
         await (await one.session(KILLED)).exec("echo 1 > note; echo 1 > ~/note")
-        await one.save(KILLED)
+        await one.backups.save(KILLED)
     struck = first if step in SAVING else second
     command = [sys.executable, "-m", "tests.sessions.killed_saving", str(struck.data_dir)]
     with anyio.fail_after(30):
@@ -355,7 +363,7 @@ async def test_a_kill_at_any_step_loses_no_file_and_shows_no_half(
 
         async def is_saved_and_pruned() -> bool:
             saved = not (await status(again, KILLED)).unsaved
-            return saved and len(await again.backups(KILLED)) == 1
+            return saved and len(await again.backups.list(KILLED)) == 1
 
         await until(is_saved_and_pruned)
     assert not list((struck.data_dir / "sandbox" / "restoring").glob("*/*"))
@@ -371,3 +379,42 @@ async def running(config: Config) -> Sequence[SandboxInfo]:
     assert config.backend != "auto"
     async with open_backend(config.backend, config) as backend:
         return await backend.running()
+
+
+@pytest.mark.docker
+async def test_a_paused_chat_is_saved_and_stays_paused(tmp_path: Path, store: Store) -> None:
+    async with open_manager(store.config(tmp_path / "one", "docker", after=0.2)) as one:
+        await write(one, "1")
+        store.strike()
+        assert await one.pause(CHAT)
+        assert (await status(one)).unsaved
+        store.start()
+
+        async def is_saved() -> bool:
+            return not (await status(one)).unsaved
+
+        await until(is_saved)
+
+        async def is_paused() -> bool:
+            return (await status(one)).state == "paused"
+
+        await until(is_paused)
+        assert len(await one.backups.list(CHAT)) == 1
+        await one.stop(CHAT)
+
+
+@pytest.mark.slow
+async def test_a_store_that_hangs_holds_up_no_stop_and_no_opening_for_long(
+    tmp_path: Path, store: Store
+) -> None:
+    async with open_manager(store.config(tmp_path / "one")) as one:
+        await write(one, "1")
+        store.strike(signal.SIGSTOP)
+        try:
+            with anyio.fail_after(9):
+                await one.stop(CHAT)
+            with anyio.fail_after(3):
+                assert await read(one) == "1"
+        finally:
+            store.strike(signal.SIGCONT)
+        assert (await status(one)).unsaved
