@@ -29,6 +29,11 @@ from mcp_sandbox.models import ChatId, Packed
 from mcp_sandbox.storage.backups import Backup, Backups, Take
 from tests.rclone import BUCKET, S3Server
 
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
 pytestmark = [pytest.mark.anyio, pytest.mark.s3]
 
 MIB = 1 << 20
@@ -234,6 +239,18 @@ async def test_a_bomb_is_stopped_at_the_limit(s3: S3Server, chat: ChatId) -> Non
         await content(Backups(s3.settings(max_size=8 * MIB)), saved)
 
 
+async def test_a_stream_that_wants_much_memory_is_refused(
+    backups: Backups, s3: S3Server, chat: ChatId
+) -> None:
+    saved = await save(backups, chat)
+    large = zstd.ZstdCompressor(options={zstd.CompressionParameter.window_log: 27})
+    _, archive = stored(s3, chat)
+    archive.write_bytes(large.compress(NOISE) + large.flush())
+    s3.restart()
+    with pytest.raises(BackupDamaged, match="cannot be decompressed"):
+        await content(Backups(s3.settings()), saved)
+
+
 @pytest.mark.parametrize("text", [b"", b"{", b"[]", b'{"format": 2}', b"x" * 20_000])
 async def test_a_damaged_manifest_is_passed_over(
     backups: Backups, s3: S3Server, chat: ChatId, text: bytes
@@ -435,6 +452,29 @@ async def test_a_server_that_hangs_is_given_up_in_time(own_s3: S3Server, chat: C
     assert time.monotonic() - began < 8
     own_s3.strike(signal.SIGCONT)
     assert len(await backups.list(chat)) == 1
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize(("ends", "within_s"), [(True, 8), (False, 45)])
+async def test_a_server_that_hangs_in_an_upload_is_given_up(
+    own_s3: S3Server, chat: ChatId, *, ends: bool, within_s: float
+) -> None:
+    backups = Backups(own_s3.settings())
+
+    async def pack(take: Take) -> Packed:
+        await Pack(*NOISES)(take)
+        own_s3.strike(signal.SIGSTOP)
+        if ends:
+            raise SandboxGone("died")
+        await Pack(*NOISES, *NOISES)(take)
+        raise AssertionError
+
+    began = time.monotonic()
+    with pytest.raises(SandboxGone if ends else StorageUnavailable):
+        await backups.save(chat, 1, pack, quiet=lambda: True)
+    assert time.monotonic() - began < within_s
+    own_s3.strike(signal.SIGCONT)
+    assert not await backups.list(chat)
 
 
 async def pieces(*data: bytes) -> AsyncGenerator[bytes]:
