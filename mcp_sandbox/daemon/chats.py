@@ -161,8 +161,7 @@ class ChatControl:
         else:
             saved = await manager.backups.save(chat)
             found = [saved] if saved else []
-        rows = [{**asdict(each), "saved_at": each.saved_at.isoformat()} for each in found]
-        return {"chat": str(chat), "backups": rows}
+        return {"chat": str(chat), "backups": [each.model_dump(mode="json") for each in found]}
 
     async def _found(self, arguments: JsonObject) -> tuple[SessionManager, ChatId]:
         manager = await self._manager()
