@@ -168,7 +168,10 @@ class Saving:
                     await self._save(chat, one)
                 except SandboxError as exc:
                     one.failures += 1
-                    one.not_before_s = self._now_s() + _pause_s(one.failures)
+                    # What is wrong with the chat itself, such as its size, lasts longer.
+                    is_store = isinstance(exc, StorageUnavailable)
+                    pause_s = _pause_s(one.failures) if is_store else self._settings.every
+                    one.not_before_s = self._now_s() + pause_s
                     logger.warning("chat %s is not saved yet; trying again: %s", chat, exc)
             yield
 
@@ -289,9 +292,9 @@ class Saving:
         """List the chat's backups while somebody waits, unless the store failed just now."""
         if self._now_s() < self._not_before_s:
             raise StorageUnavailable(self._why)
-        with self._asking(), anyio.move_on_after(_ANSWER_S):
-            return await self._backups.list(chat)
         with self._asking():
+            with anyio.move_on_after(_ANSWER_S):
+                return await self._backups.list(chat)
             raise StorageUnavailable(f"the object store did not answer within {_ANSWER_S:g} s")
 
     async def list(self, chat: ChatId) -> Sequence[Backup]:
@@ -372,20 +375,18 @@ class Saving:
 
     async def share(self, chat: ChatId, path: str, files: Files, expires_s: float) -> str:
         """Copy a file of the chat to the store; return an address that downloads it."""
-        first = await files.read(path, 0, _PIECE)
 
         async def pieces() -> AsyncGenerator[bytes]:
-            data, offset = first, 0
-            while data:
+            offset = 0
+            while data := await files.read(path, offset, _PIECE):
                 yield data
                 offset += len(data)
                 if offset > self._settings.max_size:
                     raise TooLarge(f"{path} is larger than storage.max_size: share a part of it")
-                data = await files.read(path, offset, _PIECE)
 
-        name = PurePosixPath(path).name
-        with self._asking():
-            async with aclosing(pieces()) as data:
+        async with aclosing(pieces()) as data:
+            with self._asking():
+                name = PurePosixPath(path).name
                 return await self._backups.share(chat, name, data, expires_s=expires_s)
 
     async def remove(self, chat: ChatId) -> None:

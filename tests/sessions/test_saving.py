@@ -15,7 +15,13 @@ from anyio import to_thread
 
 from mcp_sandbox.app.chats import open_backend, open_manager
 from mcp_sandbox.config import Config
-from mcp_sandbox.errors import BackendUnavailable, InvalidArgument, StorageUnavailable, Unsupported
+from mcp_sandbox.errors import (
+    BackendUnavailable,
+    InvalidArgument,
+    NotFound,
+    StorageUnavailable,
+    Unsupported,
+)
 from mcp_sandbox.models import ChatId, SandboxInfo, SessionStatus
 from mcp_sandbox.sessions.manager import SessionManager
 from tests.conftest import configured
@@ -315,6 +321,8 @@ async def test_a_file_is_shared(tmp_path: Path, store: Store) -> None:
         session = await one.session(CHAT)
         address = await session.share("notes.txt", expires_s=60)
         assert await to_thread.run_sync(download, address) == b"for all"
+        with pytest.raises(NotFound, match="nothing"):
+            await session.share("nothing.txt")
         with pytest.raises(InvalidArgument, match="a day"):
             await session.share("notes.txt", expires_s=86401)
 
