@@ -22,7 +22,7 @@ from anyio.abc import TaskGroup, TaskStatus
 from mcp_sandbox import errors
 from mcp_sandbox.backends.base import Backend, NoopBackend
 from mcp_sandbox.backends.sandbox_records import sandbox_user
-from mcp_sandbox.config import Config, load_config, own_folders
+from mcp_sandbox.config import Config, StorageConfig, load_config, own_folders
 from mcp_sandbox.models import PROGRAMS, BackendName, ChatId, Mount
 from mcp_sandbox.telemetry import logs
 
@@ -330,6 +330,11 @@ async def temporary_data() -> AsyncGenerator[Path]:
     finally:
         with anyio.CancelScope(shield=True):
             await to_thread.run_sync(folder.cleanup)
+
+
+def on_trial(config: Config, data_dir: Path) -> Config:
+    """Return the configuration of a trial: its files lie in that data root and are not saved."""
+    return config.model_copy(update={"data_dir": data_dir, "storage": StorageConfig()})
 
 
 @dataclass(eq=False)

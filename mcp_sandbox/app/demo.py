@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.panel import Panel
 from rich.text import Text
 
-from mcp_sandbox.app.chats import choose_backend, temporary_data
+from mcp_sandbox.app.chats import choose_backend, on_trial, temporary_data
 from mcp_sandbox.config import Config, server_variables
 from mcp_sandbox.errors import OperatorError
 
@@ -71,6 +71,8 @@ _LATER: Sequence[Step] = (
     ("And run it", "exec", {"command": "python3 app/main.py; ls -l app"}),
 )
 
+_STORE = ("ENDPOINT", "BUCKET", "ACCESS_KEY", "SECRET_KEY")
+
 
 async def show(config: Config, console: Console, config_file: Path | None, keep: bool) -> None:
     """Show a chat's computer at work; its files stay only with `keep`.
@@ -80,7 +82,7 @@ async def show(config: Config, console: Console, config_file: Path | None, keep:
     async with AsyncExitStack() as stack:
         if not keep:
             folder = await stack.enter_async_context(temporary_data())
-            config = config.model_copy(update={"data_dir": folder})
+            config = on_trial(config, folder)
         backend, why = await stack.enter_async_context(choose_backend(config))
         console.print(Text(f"Backend: {backend.name}", style="bold"))
         console.print(f"  {why}")
@@ -88,8 +90,10 @@ async def show(config: Config, console: Console, config_file: Path | None, keep:
         arguments = ["-m", "mcp_sandbox", "stdio", "--chat", CHAT]
         arguments += ["--data", str(config.data_dir), "--backend", backend.name]
         arguments += [] if config_file is None else ["--config", str(config_file)]
+        # Nothing of the demo goes to an object store.
+        unsaved = {f"MCP_SANDBOX_STORAGE__{name}": "" for name in _STORE} | {"S3_ENDPOINT": ""}
         server = StdioServerParameters(
-            command=sys.executable, args=arguments, env=dict(server_variables())
+            command=sys.executable, args=arguments, env={**server_variables(), **unsaved}
         )
         try:
             async with _connected(server, console, "Start a server and connect a client") as client:

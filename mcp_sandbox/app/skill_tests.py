@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Literal
 
 from anyio import to_thread
 
-from mcp_sandbox.app.chats import open_session, temporary_data
+from mcp_sandbox.app.chats import on_trial, open_session, temporary_data
 from mcp_sandbox.config import Config, SkillsConfig
 from mcp_sandbox.errors import SandboxGone, Unsupported, UnusableSkill
 from mcp_sandbox.models import ExecResult
@@ -165,8 +165,9 @@ async def try_out(
         await to_thread.run_sync(write_tree, root / name, tree)
         # Its sandbox sees nothing but the skill.
         skills = SkillsConfig(folders=(root,), shipped=False)
-        own = {"data_dir": data / "data", "network": "none", "skills": skills, "env": {}}
-        async with open_session("trial", config=config.model_copy(update=own)) as session:
+        alone = on_trial(config, data / "data")
+        own = {"network": "none", "skills": skills, "env": {}}
+        async with open_session("trial", config=alone.model_copy(update=own)) as session:
             skill = (await session.skills.activate(name)).path_in_sandbox
             if skill is None:
                 raise UnusableSkill("skills are switched off: set skills.enabled to true")
@@ -241,7 +242,7 @@ async def find_lacking(
     if not needs:
         return {}
     async with temporary_data() as data:
-        alone = config.model_copy(update={"data_dir": data})
+        alone = on_trial(config, data)
         async with open_session("preflight", config=alone) as session:
             run = partial(session.exec, timeout_s=20)
             network = config.network != "none" or session.backend == "unsafe-local"

@@ -39,6 +39,7 @@ from mcp_sandbox.config.sections import Section as Section
 from mcp_sandbox.config.sections import SessionsConfig as SessionsConfig
 from mcp_sandbox.config.sections import Size as Size
 from mcp_sandbox.config.sections import SkillsConfig as SkillsConfig
+from mcp_sandbox.config.sections import StorageConfig as StorageConfig
 from mcp_sandbox.config.sections import WorkspaceConfig as WorkspaceConfig
 from mcp_sandbox.config.sources import LoadedConfig as LoadedConfig
 from mcp_sandbox.config.sources import load_config as load_config

@@ -20,7 +20,7 @@ from typing import Any
 from anyio import to_thread
 from rich.console import Console
 
-from mcp_sandbox.app.chats import open_manager, temporary_data
+from mcp_sandbox.app.chats import on_trial, open_manager, temporary_data
 from mcp_sandbox.config import Config, LimitsConfig
 from mcp_sandbox.config.environment import having_variable
 from mcp_sandbox.config.sections import PoolConfig, SecretConfig
@@ -128,9 +128,8 @@ def _build_own_config(config: Config, folder: Path) -> Config:
     given = dict(config.limits)
     source = {"from": f"file:{folder / 'value'}", "hosts": ("a.example.com",), "users": ("doctor",)}
     planted = {_SECRET: SecretConfig.model_validate(source)}
-    return config.model_copy(
+    return on_trial(config, folder / "data").model_copy(
         update={
-            "data_dir": folder / "data",
             "limits": LimitsConfig(**{name: min(given[name], most) for name, most in _TIGHT}),
             "secrets": planted if config.network == "allowlist" else {},
             "workspace": config.workspace.model_copy(update={"aliases": ()}),

@@ -21,6 +21,7 @@ from rich.text import Text
 
 from mcp_sandbox.app.chats import (
     ISOLATING,
+    on_trial,
     open_backend,
     open_manager,
     read_allowed_hosts,
@@ -342,7 +343,7 @@ async def examine_place(place: BackendName, config: Config) -> list[Check]:
 async def _run_code(place: BackendName, config: Config) -> list[Check]:
     async with temporary_data() as folder:
         started = time.perf_counter()
-        async with open_manager(config.model_copy(update={"data_dir": folder})) as manager:
+        async with open_manager(on_trial(config, folder)) as manager:
             session = await manager.session(ChatId("doctor", "check"))
             result = await session.run_code(_CODE, "python", timeout_s=30)
             took_ms = (time.perf_counter() - started) * 1000

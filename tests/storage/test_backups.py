@@ -17,7 +17,7 @@ from anyio import to_thread
 from anyio.abc import ByteStream, SocketAttribute
 
 from mcp_sandbox.config import Config
-from mcp_sandbox.doctor.machine import Check, examine_storage
+from mcp_sandbox.doctor.machine import Check, examine_place, examine_storage
 from mcp_sandbox.errors import (
     BackupDamaged,
     ConfigError,
@@ -391,6 +391,13 @@ async def test_doctor_tries_the_store_and_says_what_is_wrong(s3: S3Server) -> No
     assert (wrong.status, wrong.found) == ("fail", "no chat is saved")
     assert "no bucket storage.bucket (nowhere): create it" in wrong.remedy
     assert await examine_storage(Config()) == []
+
+
+@pytest.mark.bubblewrap
+async def test_the_trial_of_a_doctor_is_not_saved(own_s3: S3Server) -> None:
+    checks = await examine_place("bubblewrap", Config(storage=own_s3.settings()))
+    assert {check.status for check in checks} == {"ok"}
+    assert not list((own_s3.folder / BUCKET).iterdir())
 
 
 def test_settings_that_say_half_are_refused(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
