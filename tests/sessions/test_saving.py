@@ -14,7 +14,7 @@ import pytest
 from anyio import to_thread
 
 from mcp_sandbox.app.chats import open_backend, open_manager
-from mcp_sandbox.config import Config
+from mcp_sandbox.config import Config, ProjectConfig
 from mcp_sandbox.errors import (
     BackendUnavailable,
     InvalidArgument,
@@ -24,6 +24,7 @@ from mcp_sandbox.errors import (
 )
 from mcp_sandbox.models import ChatId, SandboxInfo, SessionStatus
 from mcp_sandbox.sessions.manager import SessionManager
+from mcp_sandbox.workspace.projects import ClientFolders
 from tests.conftest import configured
 from tests.daemon.running import ended
 from tests.rclone import S3Server
@@ -426,3 +427,20 @@ async def test_a_store_that_hangs_holds_up_no_stop_and_no_opening_for_long(
         finally:
             store.strike(signal.SIGCONT)
         assert (await status(one)).unsaved
+
+
+async def test_a_copy_of_the_project_comes_back_as_the_chat_left_it(
+    tmp_path: Path, store: Store
+) -> None:
+    project, folders = tmp_path / "project", ClientFolders()
+    project.mkdir()
+    (project / "file").write_text("first\n")
+    copied = {"project": ProjectConfig(access="copy")}
+    with folders.bring(CHAT, project):
+        for data, expected in (("one", "first\n"), ("two", "second\n")):
+            config = store.config(tmp_path / data).model_copy(update=copied)
+            async with open_manager(config, folders) as server:
+                session = await server.session(CHAT)
+                seen = await session.exec("cat /project/file; echo second > /project/file")
+                assert seen.stdout == expected
+    assert (project / "file").read_text() == "first\n"
