@@ -149,13 +149,17 @@ async def test_it_is_saved_a_while_after_its_last_call(tmp_path: Path, store: St
             return not (await status(one)).unsaved
 
         await until(is_saved)
-        (backup,) = await one.backups.list(CHAT)
+        backup, *_ = await one.backups.list(CHAT)
         assert backup.quiet
         assert (await status(one)).saved_at == backup.saved_at
         await read(one)
         await (await one.session(CHAT)).read_file("notes.txt")
         await write(one, "b")
-        assert (await status(one)).unsaved
+
+        async def is_saved_again() -> bool:
+            return len(await one.backups.list(CHAT)) > 1
+
+        await until(is_saved_again)
 
 
 async def test_what_is_used_is_saved_regularly_and_says_that_it_was_not_quiet(
@@ -420,7 +424,7 @@ async def test_a_store_that_hangs_holds_up_no_stop_and_no_opening_for_long(
         await write(one, "1")
         store.strike(signal.SIGSTOP)
         try:
-            with anyio.fail_after(9):
+            with anyio.fail_after(15):
                 await one.stop(CHAT)
             with anyio.fail_after(3):
                 assert await read(one) == "1"
