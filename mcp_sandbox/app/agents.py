@@ -114,14 +114,7 @@ async def _placed(
     if executor is Direct:
         yield None, HookMemory(UseTimes(ChatRecords(config.data_dir), system_clock), chat)
         return
-    options = found.sandbox or SandboxOptions()
-    limits = {"memory_mb": (options.max_memory or 0) // MIB, "cpus": options.max_cpu}
-    is_ours = not config.agents.programs and "image" not in config.docker.model_fields_set
-    spec = AssistantSpec(
-        found.name,
-        options.image or (executor.image if is_ours else ""),
-        {name: value for name, value in limits.items() if value},
-    )
+    spec = read_spec(found, config, executor)
     async with nullcontext(await manager()) if manager else open_manager(config) as chats:
         session = await chats.session(chat, spec)
         if found.skills:
@@ -129,6 +122,22 @@ async def _placed(
             shown = config.skills.model_copy(update=folders)
             session.skills.library = SkillLibrary(shown, config.data_dir)
         yield session, HookMemory(chats.use_times, chat)
+
+
+def read_spec(
+    found: Assistant, config: Config, executor: type[Executor] | None = None
+) -> AssistantSpec:
+    """Return what the sandboxes of an assistant's chats are made from.
+
+    `executor` is that of its program. Raises InvalidArgument: there is no such program.
+    """
+    options = found.sandbox or SandboxOptions()
+    executor = executor or find_executor(options.command or config.agents.command)
+    limits = {"memory_mb": (options.max_memory or 0) // MIB, "cpus": options.max_cpu}
+    is_ours = not config.agents.programs and "image" not in config.docker.model_fields_set
+    image = options.image or (executor.image if is_ours else "")
+    used = {name: value for name, value in limits.items() if value}
+    return AssistantSpec(found.name, image, used)
 
 
 async def _log_usage(

@@ -1,44 +1,53 @@
 """What the control API is made of: who may have a sandbox, and where it is told that it is made."""
 
 import inspect
-from collections.abc import Awaitable, Callable
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing, asynccontextmanager, nullcontext
 from functools import partial
 from importlib import import_module
 
+import anyio
 from anyio import to_thread
-from anyio.abc import TaskGroup
 from fastapi import FastAPI
 
 from mcp_sandbox.agents.assistants import read_assistant
+from mcp_sandbox.app.agents import read_spec
 from mcp_sandbox.config import Config
-from mcp_sandbox.config.units import MIB
 from mcp_sandbox.control.lifecycle import Control, Prepare, make_app
-from mcp_sandbox.errors import ConfigError, InvalidArgument, NotPermitted
+from mcp_sandbox.errors import ConfigError, InvalidArgument, NotPermitted, OperatorError
 from mcp_sandbox.models import ChatId
 from mcp_sandbox.sessions.chat_records import AssistantSpec
 from mcp_sandbox.sessions.manager import SessionManager
 
+logger = logging.getLogger(__name__)
+
 _Hook = Callable[..., object]
 
 
-def make_control(
-    config: Config, manager: Callable[[], Awaitable[SessionManager]], tasks: TaskGroup
-) -> FastAPI:
-    """Return the application of the control API.
+@asynccontextmanager
+async def open_control(
+    config: Config, manager: Callable[[], Awaitable[SessionManager]]
+) -> AsyncGenerator[FastAPI]:
+    """Open the control API; the sandboxes that it has begun to make end with the block.
 
     Raises ConfigError: `control.access_check` or `fleet.redis` cannot be used.
     """
-    hook = load_access_check(config.control.access_check)
-    publish = None
+    hook = await to_thread.run_sync(_load_hook, config.control.access_check)
+    bridge = None
     if config.fleet.redis:
+        await to_thread.run_sync(import_module, "mcp_sandbox.storage.redis")
         from mcp_sandbox.storage.redis import Bridge
 
-        publish = Bridge(config.fleet.redis).put
-    return make_app(Control(manager, tasks, partial(_check_access, config, hook), publish))
+        bridge = Bridge(config.fleet.redis)
+    check = partial(_check_access, config, hook)
+    closing = aclosing(bridge) if bridge else nullcontext()
+    async with closing, anyio.create_task_group() as tasks:
+        yield make_app(Control(manager, tasks, check, bridge))
+        tasks.cancel_scope.cancel()
 
 
-def load_access_check(place: str) -> _Hook | None:
-    """Return the operator's function MODULE:FUNCTION. Raises ConfigError."""
+def _load_hook(place: str) -> _Hook | None:
     if not place:
         return None
     module, _, name = place.partition(":")
@@ -54,22 +63,23 @@ async def _check_access(
 ) -> AssistantSpec | None:
     """Return what the sandbox is made from; raises NotPermitted, InvalidArgument."""
     expert = given.expert_identifier or ""
-    if hook is not None:
-        said = hook(chat.user, chat.chat, expert, given.project_id)
-        if not (await said if inspect.isawaitable(said) else said):
-            raise NotPermitted(f"{chat.user} may not have a sandbox for {expert or 'this chat'}")
+    if hook and not await _allows(hook, chat.user, chat.chat, expert, given.project_id):
+        raise NotPermitted(f"{chat.user} may not have a sandbox for {expert or 'this chat'}")
     if not expert:
         return None
-    usual = config.agents.command
+    folders, usual = config.agents.folders, config.agents.command
     try:
-        found = await to_thread.run_sync(
-            read_assistant, config.agents.folders, expert, chat.user, usual
-        )
+        found = await to_thread.run_sync(read_assistant, folders, expert, chat.user, usual)
     except InvalidArgument as exc:
         raise NotPermitted(str(exc)) from exc
-    options = found.sandbox
-    if options is None:
-        return AssistantSpec(found.name)
-    limits = {"memory_mb": (options.max_memory or 0) // MIB, "cpus": options.max_cpu}
-    used = {name: value for name, value in limits.items() if value}
-    return AssistantSpec(found.name, options.image, used)
+    return read_spec(found, config)
+
+
+async def _allows(hook: _Hook, *given: str | None) -> bool:
+    try:
+        # A plain function may block: it asks a database.
+        said = await to_thread.run_sync(hook, *given)
+        return bool(await said if inspect.isawaitable(said) else said)
+    except Exception as exc:
+        logger.exception("control.access_check has failed")
+        raise OperatorError("who may have a sandbox cannot be checked: see the log") from exc

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 from anyio import to_thread
-from anyio.abc import TaskGroup
 
 from mcp_sandbox import __version__
 from mcp_sandbox.app.chats import LazyManager, make_server, on_signals, open_manager, open_skills
@@ -109,7 +108,7 @@ class _ChatServer:
         from mcp_sandbox.web.uvicorn_server import open_http
 
         async with (
-            anyio.create_task_group() as tasks,
+            self._control() as control,
             open_http(
                 server,
                 listener,
@@ -117,21 +116,29 @@ class _ChatServer:
                 tokens=tokens,
                 anonymous=anonymous,
                 metrics=self.metrics.text,
-                control=await self._control(tasks),
+                control=control,
             ) as door,
         ):
             logger.info("MCP over HTTP at %s", door.url)
             await self.ending.begun.wait()
             await self.ending.in_time(door.drain, self.config.serve.grace)
 
-    async def _control(self, tasks: TaskGroup) -> "ASGIApp | None":
-        """Build the API of the control plane, if it is to be served."""
+    @asynccontextmanager
+    async def _control(self) -> "AsyncGenerator[ASGIApp | None]":
+        """Open the API of the control plane, if it is to be served."""
         if not self.config.control.enabled:
-            return None
-        await to_thread.run_sync(import_module, "mcp_sandbox.app.control")
-        from mcp_sandbox.app.control import make_control
+            yield None
+            return
+        try:
+            await to_thread.run_sync(import_module, "mcp_sandbox.app.control")
+        except ModuleNotFoundError as exc:
+            raise ConfigError(
+                "control.enabled needs one more package: run `pip install 'mcp-sandbox[control]'`"
+            ) from exc
+        from mcp_sandbox.app.control import open_control
 
-        return make_control(self.config, self.manager.open, tasks)
+        async with open_control(self.config, self.manager.open) as control:
+            yield control
 
 
 @asynccontextmanager
@@ -140,6 +147,8 @@ async def _web(config: Config, *, anonymous: bool) -> "AsyncGenerator[_Web | Non
     if config.serve.http is None:
         if anonymous:
             raise ConfigError("--allow-anonymous-loopback is about --http HOST:PORT: give both")
+        if config.control.enabled:
+            logger.warning("control.enabled does nothing without an address: set serve.http")
         yield None
         return
     await to_thread.run_sync(import_module, "mcp_sandbox.web.uvicorn_server")

@@ -1,16 +1,21 @@
 """Lifecycles of sessions, by HTTP: one entrance that gets or creates the computer of a chat.
 
-A session is a chat with a record; its id is the same in every server. What only this API knows of
-it is in that record under "control": whether it was terminated, its project, and whether its
-sandbox is new although it had files. Whatever it does may be asked for again.
+A session is a chat with a record; its id is the same in every server. Whatever is done may be asked
+for again. What only this API knows of a session is in the record under "control":
+
+    project      the `projectId`
+    new          whether its sandbox is new although it had files
+    first        whether nothing was known of the chat before it was prepared
+    terminated   whether it was, since it was prepared last
 """
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, Protocol, cast
+from weakref import WeakValueDictionary
 
 import anyio
 from anyio.abc import TaskGroup
@@ -18,20 +23,25 @@ from anyio.streams.memory import MemoryObjectSendStream
 from fastapi import APIRouter, Depends, FastAPI, HTTPException, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
+from pydantic import Field
 from starlette.types import Scope
 
 from mcp_sandbox import __version__
 from mcp_sandbox.control.work import Answer, Given, Json, Put, Streamed, problem, work
 from mcp_sandbox.errors import Busy, NotFound, SandboxError, Unsupported
-from mcp_sandbox.models import ChatId, SessionStatus
+from mcp_sandbox.models import ChatId, SessionStatus, Statistics
 from mcp_sandbox.server.identity import CALLER
-from mcp_sandbox.sessions.chat_records import AssistantSpec
+from mcp_sandbox.sessions.chat_records import (
+    CONTROL,
+    AssistantSpec,
+    read_backup,
+    read_control,
+)
 from mcp_sandbox.sessions.manager import SessionManager, name_session
 from mcp_sandbox.sessions.session import Session
 
 logger = logging.getLogger(__name__)
 
-_NAME = "control"
 # How many events a client may be behind before it is cut off.
 _BEHIND = 256
 
@@ -39,9 +49,9 @@ _BEHIND = 256
 class Prepare(Given):
     """Which chat, for which expert (an assistant of the configuration) and project."""
 
-    chat_session_id: str
-    expert_identifier: str | None = None
-    project_id: str | None = None
+    chat_session_id: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")
+    expert_identifier: str | None = Field(None, min_length=1, max_length=64)
+    project_id: str | None = Field(None, max_length=256)
 
 
 @dataclass(frozen=True)
@@ -89,7 +99,13 @@ class Health:
 
 # Says what the sandbox of an expert's chat is made from; raises NotPermitted, InvalidArgument.
 AccessCheck = Callable[[ChatId, Prepare], Awaitable[AssistantSpec | None]]
-Publish = Callable[[str, Mapping[str, Any]], Awaitable[None]]
+
+
+class Publisher(Protocol):
+    """Where it is told beside which sandboxes are there, such as a Redis. StorageUnavailable."""
+
+    async def put(self, session_id: str, value: Mapping[str, Any]) -> None: ...
+    async def remove(self, session_id: str) -> None: ...
 
 
 class Control:
@@ -100,26 +116,30 @@ class Control:
         manager: Callable[[], Awaitable[SessionManager]],
         tasks: TaskGroup,
         check_access: AccessCheck,
-        publish: Publish | None = None,
+        publisher: Publisher | None = None,
     ) -> None:
-        """`publish` gets the id and state of each sandbox that was made."""
+        """`tasks` make the sandboxes, beside the answers."""
         self.manager = manager
         self._tasks = tasks
         self._check_access = check_access
-        self._publish = publish
+        self._publisher = publisher
         self._chats: dict[str, ChatId] = {}
-        self._writing = anyio.Lock()
+        self._turns: WeakValueDictionary[ChatId, anyio.Lock] = WeakValueDictionary()
         self._making: dict[ChatId, anyio.Event] = {}
         self._failed: dict[ChatId, str] = {}
         self._listeners: dict[MemoryObjectSendStream[bytes], str] = {}
 
     async def session(self, scope: Scope, session_id: str) -> Session:
         """Return the session of an id for work in it. Raises NotFound."""
-        status = await self.find(scope, session_id)
-        kept = await self._kept(status.chat)
-        if kept.get("terminated"):
+        row = await self.find_live(scope, session_id)
+        return await (await self.manager()).session(row.chat, judged=True)
+
+    async def find_live(self, scope: Scope, session_id: str) -> SessionStatus:
+        """Return a session as `find` does, unless it is terminated."""
+        row = await self.find(scope, session_id)
+        if (await self.describe(row)).status == "terminated":
             raise NotFound(f"session {session_id} was terminated: have it prepared again")
-        return await (await self.manager()).session(status.chat, judged=True)
+        return row
 
     async def find(self, scope: Scope, session_id: str) -> SessionStatus:
         """Return the session of that id among the caller's. Raises NotFound."""
@@ -137,50 +157,78 @@ class Control:
         chat = ChatId(user, given.chat_session_id)
         spec = await self._check_access(chat, given)
         manager = await self.manager()
-        async with self._writing:
-            before = await manager.status(chat)
-            await manager.session(chat, spec)
+        # One after the other, for this chat alone: the first has the sandbox made for all.
+        async with self._turns.setdefault(chat, anyio.Lock()):
             if chat not in self._making:
-                is_new = before is not None and before.sandbox_id is None
-                await self._keep(chat, {"project": given.project_id, "new": is_new})
-                self._make(chat)
+                await self._begin(manager, chat, spec, given.project_id)
         self._chats[name_session(chat)] = chat
         status = await manager.status(chat)
         assert status  # noqa: S101 - it was just written
         return await self.describe(status)
 
-    def _make(self, chat: ChatId) -> None:
+    async def _begin(
+        self, manager: SessionManager, chat: ChatId, spec: AssistantSpec | None, project: str | None
+    ) -> None:
+        before, record = await manager.status(chat), await manager.use_times.records.look(chat)
+        kept, has_lived = read_control(record), bool(record and record.backend)
+        is_gone = before is None or before.sandbox_id is None
+        is_first = before is None or kept.get("first", False)
+        wanted = {"project": project, "new": has_lived and is_gone, "first": is_first}
+        if spec:
+            await manager.session(chat, spec)
+        # The record is locked while somebody else makes its sandbox or ends it.
+        if kept != wanted:
+            await self._keep(chat, wanted)
+        if has_lived and is_gone:
+            # What is said of the sandbox before must not be believed.
+            await self._publish(name_session(chat), None)
+        self._make(chat, had_files=has_lived)
+
+    def _make(self, chat: ChatId, *, had_files: bool) -> None:
         if chat not in self._making:
             self._making[chat] = anyio.Event()
             self._failed.pop(chat, None)
-            self._tasks.start_soon(self._open, chat)
+            self._tasks.start_soon(self._open, chat, had_files)
 
-    async def _open(self, chat: ChatId) -> None:
+    async def _open(self, chat: ChatId, had_files: bool) -> None:
         try:
             manager = await self.manager()
             if manager.backend != "noop":
                 await manager.open(chat)
+                record = await manager.use_times.records.look(chat)
+                if not had_files and "saved" in read_backup(record):
+                    # They came from a backup of another machine.
+                    await self._keep(chat, {**read_control(record), "new": True})
         except SandboxError as exc:
             # The next prepare tries again; the state says why there is none.
             logger.warning("chat %s: its sandbox cannot be made: %s", chat, exc)
             self._failed[chat] = str(exc)
         finally:
             self._making.pop(chat).set()
-        await self.announce(chat, made=chat not in self._failed)
+        try:
+            await self.announce(chat)
+        except SandboxError as exc:
+            logger.warning("chat %s: what became of it cannot be told: %s", chat, exc)
 
-    async def announce(self, chat: ChatId, *, made: bool = False) -> None:
-        """Tell all that listen what a session is now."""
-        manager = await self.manager()
-        if (status := await manager.status(chat)) is None:
+    async def _publish(self, session_id: str, told: SandboxSession | None) -> None:
+        if not self._publisher:
             return
+        try:
+            if told and told.provider_sandbox_id:
+                names = ("providerSandboxId", "provider", "containerUrl", "isNewProvision")
+                whole = Answer[SandboxSession](data=told).model_dump(mode="json")["data"]
+                await self._publisher.put(session_id, {name: whole[name] for name in names})
+            else:
+                await self._publisher.remove(session_id)
+        except SandboxError as exc:
+            logger.warning("session %s: what it is now cannot be published: %s", session_id, exc)
+
+    async def announce(self, chat: ChatId) -> SandboxSession | None:
+        """Tell all that listen what a session is now, and return it."""
+        if (status := await (await self.manager()).status(chat)) is None:
+            return None
         described = await self.describe(status)
-        if made and self._publish:
-            names = ("providerSandboxId", "provider", "containerUrl", "isNewProvision")
-            whole = Answer[SandboxSession](data=described).model_dump(mode="json")["data"]
-            try:
-                await self._publish(status.id, {name: whole[name] for name in names})
-            except SandboxError as exc:
-                logger.warning("chat %s: it cannot be told that it is ready: %s", chat, exc)
+        await self._publish(status.id, described)
         text = Json(Answer[SandboxSession](data=described).model_dump(mode="json")).body
         event = b"event: session\ndata: " + bytes(text) + b"\n\n"
         for listener, user in list(self._listeners.items()):
@@ -190,6 +238,7 @@ class Control:
                 except (anyio.WouldBlock, anyio.BrokenResourceError):
                     # It reads too slowly: it comes again, and asks for the states.
                     listener.close()
+        return described
 
     async def listen(self, user: str, put: Put) -> None:
         """Give the events of a user's sessions to `put`, until it is cancelled."""
@@ -205,7 +254,7 @@ class Control:
 
     async def describe(self, row: SessionStatus) -> SandboxSession:
         """Return a session as it is told."""
-        kept = await self._kept(row.chat)
+        kept = read_control(await (await self.manager()).use_times.records.look(row.chat))
         state = "warm" if row.state == "starting" else row.state
         if kept.get("terminated") and row.sandbox_id is None:
             state = "terminated"
@@ -224,34 +273,39 @@ class Control:
 
     async def pause(self, row: SessionStatus) -> Paused:
         """Pause the sandbox of a session; where that cannot be done, end it. Raises Busy."""
-        manager, keeps = await self.manager(), True
-        row = await self._settled(row)
-        if row.busy:
-            raise Busy(f"{row.busy} calls are under way in session {row.id}: pause it after them")
+        manager, row = await self.manager(), await self._settled(row)
+        is_idle = not row.busy
         try:
-            await manager.pause(row.chat)
+            if is_idle:
+                await manager.pause(row.chat)
         except Unsupported:
-            keeps = not await manager.stop(row.chat)
-        return Paused((await self._changed(row)).status, keeps)
+            is_idle = await manager.stop(row.chat, if_idle=True)
+        if not is_idle:
+            raise Busy(f"a call is under way in session {row.id}: pause it when that has ended")
+        told = await self._changed(row)
+        return Paused(told.status, keeps_processes=told.provider_sandbox_id is not None)
 
     async def resume(self, row: SessionStatus) -> SandboxSession:
-        """Let a paused sandbox go on; make one where there is none."""
+        """Let a paused sandbox go on; have one made where there is none."""
         manager = await self.manager()
-        if not await manager.resume(row.chat) and row.sandbox_id is None:
-            kept = await self._kept(row.chat)
-            await self._keep(row.chat, {"project": kept.get("project"), "new": True})
-            self._make(row.chat)
+        async with self._turns.setdefault(row.chat, anyio.Lock()):
+            is_there = await manager.resume(row.chat) or row.sandbox_id is not None
+            if not is_there and row.chat not in self._making:
+                kept = read_control(await manager.use_times.records.look(row.chat))
+                await self._begin(manager, row.chat, None, kept.get("project"))
         return await self._changed(row)
 
     async def terminate(self, row: SessionStatus) -> Terminated:
         """End the sandbox of a session; its files stay until they are old."""
-        await self._settled(row)
-        manager, kept = await self.manager(), await self._kept(row.chat)
-        await self._keep(row.chat, {**kept, "terminated": True})
-        await manager.stop(row.chat)
-        described, found = await self._changed(row), await manager.status(row.chat)
-        saved = not found.unsaved if found and manager.saving else None
-        return Terminated(described.status, saved)
+        manager = await self.manager()
+        async with self._turns.setdefault(row.chat, anyio.Lock()):
+            await self._settled(row)
+            await manager.stop(row.chat)
+            kept = read_control(await manager.use_times.records.look(row.chat))
+            if not kept.get("terminated"):
+                await self._keep(row.chat, {**kept, "terminated": True})
+        told, found = await self._changed(row), await manager.status(row.chat)
+        return Terminated(told.status, not found.unsaved if found and manager.saving else None)
 
     async def health(self, row: SessionStatus) -> Health:
         """Ask the runner of a running sandbox."""
@@ -266,18 +320,11 @@ class Control:
         return await (await self.manager()).status(row.chat) or row
 
     async def _changed(self, row: SessionStatus) -> SandboxSession:
-        await self.announce(row.chat)
-        found = await (await self.manager()).status(row.chat)
-        return await self.describe(found or row)
-
-    async def _kept(self, chat: ChatId) -> dict[str, Any]:
-        records = (await self.manager()).use_times.records
-        kept = await records.kept(chat, _NAME)
-        return dict(kept) if isinstance(kept, dict) else {}
+        return await self.announce(row.chat) or await self.describe(row)
 
     async def _keep(self, chat: ChatId, kept: Mapping[str, Any]) -> None:
         times = (await self.manager()).use_times
-        await times.records.keep(chat, _NAME, lambda _: dict(kept), times.clock().wall_s)
+        await times.records.keep(chat, CONTROL, lambda _: dict(kept), times.clock().wall_s)
 
 
 async def _control(request: Request) -> Control:
@@ -295,9 +342,15 @@ async def _row(request: Request, id: str) -> SessionStatus:  # noqa: A002 - its 
     return await control.find(request.scope, id)
 
 
+async def _live(request: Request, id: str) -> SessionStatus:  # noqa: A002 - its name in the path
+    control: Control = request.app.state.control
+    return await control.find_live(request.scope, id)
+
+
 Steered = Annotated[Control, Depends(_control)]
 User = Annotated[str, Depends(_user)]
 Row = Annotated[SessionStatus, Depends(_row)]
+Live = Annotated[SessionStatus, Depends(_live)]
 Session_ = Answer[dict[str, SandboxSession]]
 lifecycle = APIRouter(prefix="/api", tags=["lifecycle"], default_response_class=Json)
 
@@ -334,13 +387,13 @@ async def health(control: Steered, row: Row) -> Answer[Health]:
 
 
 @lifecycle.post("/sandbox/{id}/pause")
-async def pause(control: Steered, row: Row) -> Answer[Paused]:
+async def pause(control: Steered, row: Live) -> Answer[Paused]:
     """Stop all that runs in a sandbox until it is resumed, or used."""
     return Answer(data=await control.pause(row))
 
 
 @lifecycle.post("/sandbox/{id}/resume")
-async def resume(control: Steered, row: Row) -> Answer[SandboxSession]:
+async def resume(control: Steered, row: Live) -> Answer[SandboxSession]:
     """Let a paused sandbox go on; make one where there is none."""
     return Answer(data=await control.resume(row))
 
@@ -365,9 +418,9 @@ async def sessions(
 
 
 @lifecycle.get("/stats")
-async def stats(control: Steered) -> Answer[dict[str, Any]]:
+async def stats(control: Steered) -> Answer[Statistics]:
     """Return what this server holds now."""
-    return Answer(data=asdict((await control.manager()).statistics()))
+    return Answer(data=(await control.manager()).statistics())
 
 
 @lifecycle.get("/events", response_class=Streamed)
@@ -407,7 +460,8 @@ def make_app(control: Control) -> FastAPI:
     @app.exception_handler(RequestValidationError)
     async def tell_field(_: Request, exc: RequestValidationError) -> Response:
         first = exc.errors()[0]
-        field = ".".join(map(str, first["loc"][1:])) or "the body"
+        is_json = first["type"] != "json_invalid"
+        field = ".".join(map(str, first["loc"][1:] if is_json else ())) or "the body"
         told = f"{field}: {first['msg']}"
         return _problem({"title": "InvalidArgument", "status": 400, "detail": told, "field": field})
 

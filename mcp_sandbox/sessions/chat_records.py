@@ -37,6 +37,7 @@ Clock = Callable[[], Moment]
 _PREFIX, _SUFFIX = "chat-", ".json"
 _BACKENDS = get_args(BackendName)
 BACKUP = "backup"
+CONTROL = "control"
 _LATEST_S = 1e11
 # A lock is tried again and again: a thread that waits in the kernel could not be cancelled.
 _LOOK_AGAIN_S = (0.002, 0.1)
@@ -82,7 +83,16 @@ def read_assistant_spec(record: ChatRecord | None) -> AssistantSpec:
 
 def read_backup(record: ChatRecord | None) -> Mapping[str, Any]:
     """Return what is stored of the chat's backups; see `saving`."""
-    kept = record.further.get(BACKUP) if record else None
+    return _read_object(record, BACKUP)
+
+
+def read_control(record: ChatRecord | None) -> Mapping[str, Any]:
+    """Return what the control API stores with the chat; see `control.lifecycle`."""
+    return _read_object(record, CONTROL)
+
+
+def _read_object(record: ChatRecord | None, name: str) -> Mapping[str, Any]:
+    kept = record.further.get(name) if record else None
     return kept if isinstance(kept, dict) else {}
 
 

@@ -25,6 +25,7 @@ from mcp_sandbox.sessions.chat_records import (
     ChatRecord,
     UseTimes,
     read_assistant_spec,
+    read_control,
 )
 from mcp_sandbox.sessions.cleaning import Cleaner, GcReport, Reaper
 from mcp_sandbox.sessions.gate import Gate, PolicyCheck
@@ -237,8 +238,9 @@ class SessionManager:
         """Return every known chat, or those of a user, the last used first."""
         running = dict(await list_chat_sandboxes(self._context.backend))
         holds = dict(self._holds)
-        known = {*holds, *await self._context.workspaces.chats()}
         records = {record.chat: record for record in await self._context.use_times.records.list()}
+        prepared = (chat for chat, record in records.items() if read_control(record))
+        known = {*holds, *await self._context.workspaces.chats(), *prepared}
         uses = {chat: hold.use() for chat, hold in holds.items()}
         rows = [
             self._status(chat, records.get(chat), running.get(chat), uses.get(chat, ChatUse()))
@@ -273,14 +275,14 @@ class SessionManager:
     async def status(self, chat: ChatId) -> SessionStatus | None:
         """Return one chat; None if it was never used."""
         record, hold = await self.use_times.records.look(chat), self._holds.get(chat)
-        if not (record or hold):
+        if not (record or hold or await self._context.workspaces.exist(chat)):
             return None
         running = dict(await list_chat_sandboxes(self._context.backend))
         return self._status(chat, record, running.get(chat), hold.use() if hold else ChatUse())
 
     async def open(self, chat: ChatId) -> None:
         """Make the chat's sandbox if there is none. Raises what a call in it does."""
-        async with self._hold(chat).open_sandbox():
+        async with self._hold(chat).open_sandbox(changes=False):
             pass
 
     async def answers(self, chat: ChatId) -> bool:
@@ -297,10 +299,14 @@ class SessionManager:
             return (await self._context.workspaces.open_disk_usage(chat).usage()).used_bytes
         return None
 
-    async def stop(self, chat: ChatId) -> bool:
-        """End the chat's sandbox and all that runs in it; files stay. Return False if none ran."""
+    async def stop(self, chat: ChatId, *, if_idle: bool = False) -> bool:
+        """End the chat's sandbox and all that runs in it; files stay. Return False if none ran.
+
+        `if_idle`: it stays while a call is under way, and only then False is returned.
+        """
         async with self._saved(chat):
-            return await self._hold(chat).end()
+            hold = self._hold(chat)
+            return await (hold.release_if_idle(background_too=True) if if_idle else hold.end())
 
     async def pause(self, chat: ChatId) -> bool:
         """Stop all that runs in the chat's sandbox, until the next call; False when none runs.

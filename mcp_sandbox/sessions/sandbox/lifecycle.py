@@ -27,7 +27,12 @@ from mcp_sandbox.errors import (
 from mcp_sandbox.models import ChatId, SandboxId, SandboxInfo, SandboxSpec
 from mcp_sandbox.runtime.channel import Channel
 from mcp_sandbox.runtime.runtime import Refusal, Runtime
-from mcp_sandbox.sessions.chat_records import ChatRecord, read_assistant_spec
+from mcp_sandbox.sessions.chat_records import (
+    CONTROL,
+    ChatRecord,
+    read_assistant_spec,
+    read_control,
+)
 from mcp_sandbox.sessions.sandbox.context import OpenSandbox, SessionContext, describe_death
 from mcp_sandbox.sessions.sandbox.notices import describe_lost
 from mcp_sandbox.sessions.sandbox.warm_pool import connect
@@ -89,12 +94,13 @@ class SandboxLifecycle:
         record = await context.records.get(self._chat)
         # A record without a backend may hold grants from before the first sandbox.
         lived = record is not None and record.backend is not None
+        is_plain = record is None or record.further.keys() <= {CONTROL}
         is_new = not lived and not await context.workspaces.exist(self._chat)
         self._settle(record, is_new=is_new)
         further = await context.saving.prepare(self._chat, record) if context.saving else None
         has_files = further is not None and await context.workspaces.exist(self._chat)
         shown = await context.projects.show(self._chat)
-        may_adopt = is_new and not (has_files or shown.mounts or record)
+        may_adopt = is_new and is_plain and not (has_files or shown.mounts)
         opened = await context.pool.adopt(self._chat) if context.pool and may_adopt else None
         news = ""
         if opened is None:
@@ -109,8 +115,11 @@ class SandboxLifecycle:
         """Refuse a backend that the chat must not move to, and tell the agent of a lost record."""
         here = self._context.backend.name
         lived = record.backend if record else None
-        # A chat without files can have a record too, of a question about its first call.
-        if record and lived is None and not is_new and here == "unsafe-local":
+        # A chat without files can have a record too, of a question about its first call; and one
+        # with files, whose first sandbox was being made when its server was killed.
+        is_begun = record is not None and read_control(record).get("first") is True
+        is_lost = lived is None and not (is_new or is_begun)
+        if record and is_lost and here == "unsafe-local":
             raise BackendUnavailable(
                 f"the record of chat {self._chat} was lost, and whether it was isolated: open it "
                 "once with `--backend docker` or `--backend bubblewrap`, then move it here"
@@ -122,7 +131,7 @@ class SandboxLifecycle:
                 f"whether that works), or moves with `backend: {here}`; its files stay the same, "
                 "its isolation would change"
             )
-        if lived is None and not is_new:
+        if is_lost:
             self._context.notices.add(
                 self._chat,
                 f"The record of this computer was lost: it is on {here} now, on the same files. "
