@@ -1,13 +1,17 @@
 """Sessions that a platform steers, through a real daemon over HTTP."""
 
 import json
+from contextlib import AsyncExitStack, aclosing, closing
 from pathlib import Path
 
 import anyio
 import pytest
 
-from mcp_sandbox.models import TokenScope
+from mcp_sandbox.models import ChatId, TokenScope
+from mcp_sandbox.sessions.chat_records import ChatRecords
+from mcp_sandbox.storage.redis import Bridge
 from tests.control.daemon import Platform, platform, serving
+from tests.redis_server import RedisServer
 
 pytestmark = [pytest.mark.anyio, pytest.mark.bubblewrap]
 
@@ -28,8 +32,9 @@ async def test_a_chat_is_prepared_used_terminated_and_prepared_again(tmp_path: P
         for _ in range(2):
             assert (await here.data("POST", f"{at}/terminate"))["status"] == "terminated"
         assert (await here.data("GET", f"{at}/status"))["status"] == "terminated"
-        refused = await here.ask("GET", f"{at}/files?path=a.txt")
-        assert (refused.status_code, refused.json()["title"]) == (404, "NotFound")
+        for verb, path in (("GET", "files?path=a.txt"), ("POST", "pause"), ("POST", "resume")):
+            refused = await here.ask(verb, f"{at}/{path}")
+            assert (refused.status_code, refused.json()["title"]) == (404, "NotFound")
         back = await here.prepare("c1")
         assert (back["id"], back["status"], back["isNewProvision"]) == (first["id"], "warm", True)
         await here.made(first["id"])
@@ -56,22 +61,29 @@ async def test_a_hundred_prepares_at_once_make_one_sandbox(tmp_path: Path) -> No
 
 JSON = {"content-type": "application/json"}
 BAD: dict[str, list[object]] = {
-    "chatSessionId": [{}, {"chatSessionId": "../x"}, {"chatSessionId": 7}, {"chatSessionId": ""}],
+    "chatSessionId": [
+        *({}, {"chatSessionId": "../x"}, {"chatSessionId": 7}, {"chatSessionId": ""}),
+        *({"chatSessionId": "x" * 200_000}, {"chatSessionId": "c\n"}, '{"chatSessionId": NaN}'),
+    ],
+    "projectId": [{"chatSessionId": "c", "projectId": "x" * 200_000}],
+    "expertIdentifier": [{"chatSessionId": "c", "expertIdentifier": "x" * 200_000}],
     "more": [{"chatSessionId": "c", "more": 1}],
-    "": ["", "[]", "NaN", '{"chatSessionId": NaN}', '{"chatSessionId": "c"'],
+    "the body": ["", "[]", "NaN", '{"chatSessionId": "c"'],
 }
 
 
 async def test_what_cannot_be_prepared_names_the_field_and_makes_nothing(tmp_path: Path) -> None:
-    async with platform(tmp_path, more={"MCP_SANDBOX_HTTP__MAX_BODY": "100k"}) as here:
+    async with platform(tmp_path, more={"MCP_SANDBOX_HTTP__MAX_BODY": "300k"}) as here:
         for field, bodies in BAD.items():
             for body in bodies:
                 text = body if isinstance(body, str) else json.dumps(body)
                 answer = await here.ask("POST", "sandbox/prepare", content=text, headers=JSON)
                 assert answer.status_code == 400, (body, answer.text)
                 assert answer.headers["content-type"] == "application/problem+json"
-                assert field in answer.json()["detail"] or "chat" in answer.json()["detail"]
-        large = await here.ask("POST", "sandbox/prepare", content=b" " * 200_000, headers=JSON)
+                assert answer.json()["field"] == field, (body, answer.text)
+                assert answer.json()["detail"].startswith(f"{field}: ")
+                assert len(answer.text) < 500
+        large = await here.ask("POST", "sandbox/prepare", content=b" " * 400_000, headers=JSON)
         assert large.status_code == 413
         assert await here.data("GET", "sandbox") == []
 
@@ -197,15 +209,108 @@ async def test_noop_has_sessions_and_does_no_work(tmp_path: Path) -> None:
         }
 
 
+@pytest.mark.parametrize("after_s", [0, 0.03, 0.1, 0.3])
 async def test_a_server_that_is_killed_while_it_makes_one_leaves_one_to_the_next(
-    tmp_path: Path,
+    tmp_path: Path, after_s: float
 ) -> None:
     async with platform(tmp_path) as here:
-        session = (await here.prepare("c1"))["id"]
+        session = (await here.prepare("c1", projectId="p"))["id"]
+        await anyio.sleep(after_s)
         here.daemon.process.kill()
         await here.daemon.process.wait()
         where = here.place
     async with serving(where) as here:
+        known = await here.data("GET", f"sandbox/{session}/status")
+        assert (known["chatSessionId"], known["projectId"]) == ("c1", "p")
         assert (await here.prepare("c1"))["id"] == session
-        await here.made(session)
+        ready = await here.made(session)
+        assert (ready["status"], ready["error"]) == ("running", None)
         assert (await here.data("GET", "stats"))["open"] == 1
+
+
+async def test_a_chat_whose_record_is_locked_holds_up_no_other(tmp_path: Path) -> None:
+    async with platform(tmp_path) as here, anyio.create_task_group() as tasks:
+        locked = ChatId("ada", "c1")
+        async with ChatRecords(here.place.data).hold(locked):
+            tasks.start_soon(here.prepare, "c1")
+            with anyio.fail_after(10):
+                await here.made((await here.prepare("c2"))["id"])
+
+
+async def test_a_check_that_fails_opens_nothing(tmp_path: Path) -> None:
+    more = {"MCP_SANDBOX_CONTROL__ACCESS_CHECK": "tests.control.access:cannot_tell"}
+    async with platform(tmp_path, more=more) as here:
+        answer = await here.ask("POST", "sandbox/prepare", json={"chatSessionId": "c1"})
+        assert (answer.status_code, answer.json()["title"]) == (503, "OperatorError")
+        assert await here.data("GET", "sandbox") == []
+
+
+async def test_an_expert_is_an_assistant_whose_user_has_access(tmp_path: Path) -> None:
+    (tmp_path / "experts" / "writer").mkdir(parents=True)
+    written = "access: [ada]\nsandbox: {max_memory: 512m}\n"
+    (tmp_path / "experts" / "writer" / "assistant.yaml").write_text(written)
+    folders = json.dumps([str(tmp_path / "experts")])
+    async with platform(tmp_path, more={"MCP_SANDBOX_AGENTS__FOLDERS": folders}) as here:
+        given = {"chatSessionId": "c1", "expertIdentifier": "writer"}
+        stranger = await here.with_token("bob", "control")
+        async with stranger.http:
+            refused = await stranger.ask("POST", "sandbox/prepare", json=given)
+            assert (refused.status_code, refused.json()["title"]) == (403, "NotPermitted")
+            assert await stranger.data("GET", "sandbox") == []
+        session = await here.prepare("c1", expertIdentifier="writer")
+        assert (await here.made(session["id"]))["status"] == "running"
+
+
+@pytest.mark.redis
+async def test_what_is_published_of_a_sandbox_goes_with_it(tmp_path: Path) -> None:
+    async with AsyncExitStack() as stack:
+        redis = stack.enter_context(closing(RedisServer()))
+        bridge = await stack.enter_async_context(aclosing(Bridge(redis.url)))
+        more = {"MCP_SANDBOX_FLEET__REDIS": redis.url}
+        here = await stack.enter_async_context(platform(tmp_path, more=more))
+        session = (await here.prepare("c1"))["id"]
+        told = await bridge.wait(session)
+        ready = await here.made(session)
+        names = ("providerSandboxId", "provider", "containerUrl", "isNewProvision")
+        assert told == {name: ready[name] for name in names}
+        await here.data("POST", f"sandbox/{session}/terminate")
+        assert await bridge.wait(session, within_s=0, tries=1) is None
+        assert (await here.prepare("c1"))["isNewProvision"]
+        again = await bridge.wait(session)
+        assert again
+        assert again["isNewProvision"]
+
+
+@pytest.mark.docker
+async def test_a_paused_sandbox_keeps_its_processes(tmp_path: Path) -> None:
+    async with platform(tmp_path, "docker") as here:
+        session = (await here.prepare("c1"))["id"]
+        first = await here.made(session)
+        at = f"sandbox/{session}"
+        command = {"command": "echo up; sleep 1000", "until": "up"}
+        assert (await here.ask("POST", f"{at}/exec", json=command)).status_code == 200
+        for _ in range(2):
+            paused = await here.data("POST", f"{at}/pause")
+            assert paused == {"status": "paused", "keepsProcesses": True}
+        assert (await here.data("GET", f"{at}/health"))["healthy"] is None
+        for _ in range(2):
+            resumed = await here.data("POST", f"{at}/resume")
+            assert (resumed["status"], resumed["isNewProvision"]) == ("running", False)
+        assert resumed["providerSandboxId"] == first["providerSandboxId"]
+        found = await here.ask("POST", f"{at}/exec", json={"command": "pgrep -x sleep"})
+        assert json.loads(found.text.splitlines()[-1])["data"]["exitCode"] == 0
+        await here.data("POST", f"{at}/terminate")
+
+
+@pytest.mark.docker
+async def test_a_sandbox_that_cannot_be_made_is_told_and_the_server_goes_on(
+    tmp_path: Path,
+) -> None:
+    more = {"MCP_SANDBOX_DOCKER__IMAGE": "mcp-sandbox/none:none"}
+    async with platform(tmp_path, "docker", more) as here:
+        session = (await here.prepare("c1"))["id"]
+        failed = await here.made(session)
+        assert failed["status"] == "warm"
+        assert "mcp-sandbox/none:none" in failed["error"]
+        again = await here.prepare("c1")
+        assert (again["id"], again["isNewProvision"]) == (session, False)
