@@ -140,7 +140,7 @@ class Control:
 
     async def _do(self, message: ControlHello, connection: TimedStream) -> JsonObject:
         if message.command == "logs":
-            await self._logs(message.arguments, connection)
+            await self._send_log(message.arguments, connection)
             return {"result": {}}
         known = {"shutdown": self._shut_down, "hand-over": self._hand_over, **self.more}
         try:
@@ -153,8 +153,7 @@ class Control:
         except SandboxError as exc:
             return {"error": str(exc)}
 
-    async def _logs(self, arguments: JsonObject, connection: TimedStream) -> None:
-        """Send the last `lines` lines, and with `follow` all further ones until the ending."""
+    async def _send_log(self, arguments: JsonObject, connection: TimedStream) -> None:
         wanted, lines = arguments.get("lines"), self.log.after(0)
         seen = lines[-1][0] if lines else 0
         if isinstance(wanted, int) and 0 <= wanted < len(lines):

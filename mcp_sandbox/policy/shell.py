@@ -82,7 +82,7 @@ class _Reader:
             return
         path, *given = words
         program = _VERSION.sub(r"\1", path.rsplit("/", 1)[-1])
-        rest = _wrapped(program, given)
+        rest = _find_wrapped_command(program, given)
         yield from self._program(program, given[: len(given) - len(rest)], path)
         if program == "env" and given[:1] == ["-S"]:
             yield Code("shell", shlex.join(given[1:]) if given[2:] else "".join(given[1:]))
@@ -90,7 +90,7 @@ class _Reader:
             yield from self._command(rest, depth + 1)
 
     def _program(self, program: str, given: list[str], path: str) -> Iterator[Fact | Code]:
-        words = _arguments(program, given)
+        words = _drop_options(program, given)
         full = [self._full(word.removeprefix("of=")) for word in words]
         copied = full if program in _COPIES else ()
         values = {
@@ -152,18 +152,16 @@ class _Reader:
         return full[1:] if full.startswith("//") else full
 
 
-def _wrapped(program: str, given: list[str]) -> list[str]:
-    """Return the command that a program runs with its arguments; empty if it runs none."""
+def _find_wrapped_command(program: str, given: list[str]) -> list[str]:
     if program in _RUNNERS and given[:1] == ["run"]:
-        rest = _arguments(program, given)[1:2]
+        rest = _drop_options(program, given)[1:2]
         return given[given.index(rest[0]) :] if rest else []
     if program in ("python", "pypy") and "-m" in given[:3]:
         return given[given.index("-m") + 1 :]
     return unwrap_command(program, given)
 
 
-def _arguments(program: str, given: Sequence[str]) -> list[str]:
-    """Return the words that are neither options nor arguments of options."""
+def _drop_options(program: str, given: Sequence[str]) -> list[str]:
     takes, found, skips = _TAKES.get(program, frozenset()), list[str](), False
     for at, word in enumerate(given):
         if word == "--":

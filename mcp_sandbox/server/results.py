@@ -194,7 +194,7 @@ def exec_result(result: models.ExecResult, *, tail: int | None = None) -> CallTo
     shown_err = _stream(result.stderr, err_bytes, result, result.stderr_bytes)
     shown_err = shown_err if result.success else without_internals(shown_err)
     unseen = result.trouble_lines - len(_TROUBLE.findall(f"{shown_out}\n{shown_err}"))
-    pictures, said = _pictures(result.figures)
+    pictures, said = _choose_pictures(result.figures)
     ending = "\n".join(f"[{line}]" for line in (*_ending(result, unseen), *said))
     blocks = [shown_out, f"[stderr]\n{shown_err}" if shown_err else "", ending]
     names = result.changed_files
@@ -209,8 +209,7 @@ def exec_result(result: models.ExecResult, *, tail: int | None = None) -> CallTo
     return texts([_SILENT[result.running] if silent else "", *blocks], meta, *pictures)
 
 
-def _pictures(figures: Sequence[models.FileContent]) -> tuple[list[ImageContent], list[str]]:
-    """Return the figures to show, and lines on all of them."""
+def _choose_pictures(figures: Sequence[models.FileContent]) -> tuple[list[ImageContent], list[str]]:
     shown, said, names = list[ImageContent](), list[str](), list[str]()
     for figure in figures[:_FIGURES_SHOWN]:
         name, size = show_name(figure.path), max(figure.size, len(figure.data))

@@ -420,13 +420,12 @@ class Scanner:
                 told = make_diagnostic("root-unreadable", path=self._root.folder, error=exc)
                 seen.problems.append(Problem(self._root.name, self._root.folder, (told,)))
         if (seen.readings, seen.problems) != (self._seen.readings, self._seen.problems):
-            self._catalogue = _catalogue([*seen.readings.values()], seen.problems)
+            self._catalogue = _build_catalogue([*seen.readings.values()], seen.problems)
         self._seen = seen
         return self._catalogue
 
 
-def _catalogue(found: Sequence[FolderReading], noticed: Sequence[Problem]) -> Catalogue:
-    """Return the catalogue of one root, sorted by name and then by depth."""
+def _build_catalogue(found: Sequence[FolderReading], noticed: Sequence[Problem]) -> Catalogue:
     broken = [each.result for each in found if isinstance(each.result, Problem)]
     pairs = [(each.result, each) for each in found if isinstance(each.result, Skill)]
     # The search goes from the root downwards, and sorting keeps that order where names are equal.

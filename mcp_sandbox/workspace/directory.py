@@ -171,23 +171,21 @@ def _try_remove(remove: Callable[..., None], name: bytes, parent: int) -> bool:
     return True
 
 
-def _chats_in(sandbox: int, user: str | None = None) -> list[ChatId]:
-    """Return the chats that have a workspace, of all users or of one; skip foreign files."""
+def _list_chats(sandbox: int, user: str | None = None) -> list[ChatId]:
     found = []
-    for name in [user] if user else _directories(open_directory(sandbox, b"workspace")):
+    for name in [user] if user else _list_and_close(open_directory(sandbox, b"workspace")):
         try:
             folder = open_directory(sandbox, f"workspace/{name}".encode())
         except OSError:
             continue
-        for tree in _directories(folder):
+        for tree in _list_and_close(folder):
             if tree.startswith(_PREFIX):
                 with suppress(InvalidArgument):
                     found.append(ChatId(name, tree.removeprefix(_PREFIX)))
     return found
 
 
-def _directories(parent: int) -> list[str]:
-    """Return the names of directories in an open one, which is closed."""
+def _list_and_close(parent: int) -> list[str]:
     with closing_fd(parent), os.scandir(parent) as entries:
         return sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
 
@@ -419,7 +417,7 @@ class Workspaces:
 
     def _chats(self) -> Sequence[ChatId]:
         with layout.sandbox_directory(self.data_root) as sandbox:
-            return _chats_in(sandbox)
+            return _list_chats(sandbox)
 
     def _trashed(self, measured: bool) -> Sequence[TrashItem]:
         with layout.sandbox_directory(self.data_root) as sandbox, ExitStack() as stack:
@@ -443,7 +441,7 @@ class Workspaces:
                 return self._usage(sandbox, chat, checkpoint), meter.free_space(sandbox)
             own, others = self._totals.measure(
                 chat,
-                _chats_in(sandbox, chat.user),
+                _list_chats(sandbox, chat.user),
                 lambda one: self._usage(sandbox, one, checkpoint),
             )
             free = meter.free_space(sandbox)

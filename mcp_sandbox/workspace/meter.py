@@ -201,7 +201,7 @@ class _Descent:
         """Go back to the parent; if the directory was moved away, to the nearest open one."""
         left = self.levels.pop()
         if self.levels and self.levels[-1].directory is None and left.directory is not None:
-            self.levels[-1].directory = _parent(left.directory, self.levels[-1].identity)
+            self.levels[-1].directory = _open_same_parent(left.directory, self.levels[-1].identity)
         self._drop(left)
         if self._on_leaving and self.levels and self.levels[-1].directory is not None:
             self._on_leaving(self.levels[-1].directory, left.name)
@@ -218,8 +218,7 @@ class _Descent:
         os.close(level.directory)
 
 
-def _parent(directory: int, identity: tuple[int, int]) -> int | None:
-    """Open ".." if it is still the directory we came from."""
+def _open_same_parent(directory: int, identity: tuple[int, int]) -> int | None:
     try:
         parent = os.open(b"..", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=directory)
     except OSError:

@@ -265,7 +265,7 @@ class BubblewrapBackend:
         self, sandbox_id: SandboxId, line: socket.socket, check: Callable[[], None]
     ) -> None:
         """Wait for the runner, check the isolation, and close the socket's directory."""
-        if not await _listens(line):
+        if not await _wait_until_it_listens(line):
             raise await to_thread.run_sync(self._ended, sandbox_id)
 
         def look_and_close() -> None:
@@ -294,8 +294,7 @@ class BubblewrapBackend:
         )
 
 
-async def _listens(line: socket.socket) -> bool:
-    """Wait until the runner says that it listens; return False if it ended or is too slow."""
+async def _wait_until_it_listens(line: socket.socket) -> bool:
     # The connection is reset if the runner ends before it reads its token.
     with line, suppress(ConnectionResetError), anyio.move_on_after(_START_LIMIT_S):
         line.setblocking(False)

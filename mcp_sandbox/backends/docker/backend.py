@@ -186,7 +186,7 @@ class DockerBackend:
     async def destroy(self, sandbox_id: SandboxId) -> None:
         # Removal is never cancelled halfway; each call to the engine has its own time limit.
         with anyio.CancelScope(shield=True):
-            found = await self._ours(sandbox_id)
+            found = await self._inspect_if_ours(sandbox_id)
             if found is not None:
                 if found["State"]["Status"] == "paused":
                     # gVisor does not kill paused processes.
@@ -207,7 +207,7 @@ class DockerBackend:
         )
 
         async def alive() -> bool:
-            found = await self._ours(sandbox_id)
+            found = await self._inspect_if_ours(sandbox_id)
             return found is not None and bool(found["State"]["Running"])
 
         engine = await self.connection.engine()
@@ -259,7 +259,7 @@ class DockerBackend:
                     stream = await self.connect(sandbox_id, deadline_s=_LOOK_S)
                 except SandboxGone as exc:
                     # It is slow, unless the engine no longer has the container.
-                    if await self._ours(sandbox_id) is None:
+                    if await self._inspect_if_ours(sandbox_id) is None:
                         raise SandboxGone(
                             "the sandbox ended while it was started: call again; if it happens "
                             "again, run `mcp-sandbox images check` to see what is wrong"
@@ -272,8 +272,7 @@ class DockerBackend:
             "machine's load, then run `mcp-sandbox images check`"
         )
 
-    async def _ours(self, sandbox_id: SandboxId) -> dict[str, Any] | None:
-        """Return the inspection of a container; None if this data root has none of that name."""
+    async def _inspect_if_ours(self, sandbox_id: SandboxId) -> dict[str, Any] | None:
         try:
             found = await self.connection.call(client.inspect, sandbox_id)
         except SandboxGone:

@@ -139,13 +139,12 @@ class Dial:
 
     def start(self, body: bytes, *, more: bool) -> None:
         self.feed(body, more=more)
-        self._try()
+        self._connect_to_next_address()
 
     def cancel(self) -> None:
         self._end("cancelled", "the connection was ended")
 
-    def _try(self) -> None:
-        """Connect to one of the two addresses, in turn."""
+    def _connect_to_next_address(self) -> None:
         if self._limit.action is None:
             return
         family, address = _LOOPBACK[self._tries % 2]
@@ -162,7 +161,7 @@ class Dial:
 
     def _try_again(self) -> None:
         self._drop()
-        self._loop.call_later(0 if self._tries % 2 else _TRY_AGAIN_S, self._try)
+        self._loop.call_later(0 if self._tries % 2 else _TRY_AGAIN_S, self._connect_to_next_address)
 
     def _tried(self, _events: int) -> None:
         assert self._sock

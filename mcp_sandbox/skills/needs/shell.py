@@ -99,7 +99,7 @@ def read_shell(text: str) -> Uses:
         guarded = _guarded(command.words)
         if guarded is None:
             _note(command, script, uses)
-        ends = bool(guarded) and _ends_without(script.commands[at : at + 6])
+        ends = bool(guarded) and _ends_if_guard_fails(script.commands[at : at + 6])
         for name in guarded or ():
             asked[name] = asked.get(name, False) or ends
     uses.needs = [
@@ -146,8 +146,7 @@ def _guarded(words: Sequence[str]) -> tuple[str, ...] | None:
     return tuple(name for name in asked if DYNAMIC not in name and not name.startswith("-"))
 
 
-def _ends_without(commands: Sequence[SimpleCommand]) -> bool:
-    """Return whether the script ends if the guard fails."""
+def _ends_if_guard_fails(commands: Sequence[SimpleCommand]) -> bool:
     guard, *rest = commands
     if not guard.negated and not (rest and rest[0].joined == "||"):
         return False
