@@ -14,6 +14,7 @@ import anyio
 from anyio import to_thread
 from anyio.abc import ByteStream
 
+from mcp_sandbox import models
 from mcp_sandbox.backends import local_socket
 from mcp_sandbox.backends.bubblewrap import cgroups, verify
 from mcp_sandbox.backends.bubblewrap.host import Host, explain, facts, look
@@ -33,15 +34,6 @@ from mcp_sandbox.backends.sandbox_records import (
     reap,
 )
 from mcp_sandbox.errors import BackendUnavailable, SandboxError, SandboxGone
-from mcp_sandbox.models import (
-    BackendName,
-    Ending,
-    Mount,
-    SandboxFacts,
-    SandboxId,
-    SandboxInfo,
-    SandboxSpec,
-)
 
 _CONNECT_LIMIT_S = 10.0
 _LAUNCHER_LIMIT_S = 2.0
@@ -55,9 +47,9 @@ _logger = logging.getLogger(__name__)
 class ProcessSandbox:
     """A running sandbox whose runner is `process`."""
 
-    id: SandboxId
+    id: models.SandboxId
     token: bytes
-    facts: SandboxFacts
+    facts: models.SandboxFacts
     labels: Mapping[str, str]
     process: ProcessId
     sockets: Path
@@ -82,10 +74,10 @@ class ProcessSandbox:
     async def resume(self) -> None:
         """Do nothing: it is never paused."""
 
-    async def ending(self, *, within_s: float = 0.0) -> Ending | None:
+    async def ending(self, *, within_s: float = 0.0) -> models.Ending | None:
         await end(self.process, None, limit_s=within_s)
 
-        def look() -> Ending | None:
+        def look() -> models.Ending | None:
             if is_alive(self.process):
                 return None
             return "memory" if any(map(memory_kills, self.cgroups)) else "killed"
@@ -115,7 +107,7 @@ class BubblewrapBackend:
     def __init__(self, data_root: Path, *, walls: bool = True) -> None:
         self._root = data_root
         self._walls = walls
-        self.name: BackendName = "bubblewrap" if walls else "unsafe-local"
+        self.name: models.BackendName = "bubblewrap" if walls else "unsafe-local"
         self._records = SandboxRecords(data_root, self.name)
         # Process numbers of this server's children; ended ones are waited for, against zombies.
         self._children: set[int] = set()
@@ -124,9 +116,9 @@ class BubblewrapBackend:
     async def probe(self) -> str:
         host = await to_thread.run_sync(self._look)
         # Any directory will do: it is not used.
-        mounts = (Mount(host.runner, "/workspace", read_only=True),)
+        mounts = (models.Mount(host.runner, "/workspace", read_only=True),)
         try:
-            sandbox = await self.create(SandboxSpec(mounts, idle_s=30))
+            sandbox = await self.create(models.SandboxSpec(mounts, idle_s=30))
         except SandboxGone as exc:
             # No other server knew the sandbox, so its start has failed.
             raise BackendUnavailable(str(exc)) from exc
@@ -143,7 +135,7 @@ class BubblewrapBackend:
         host = await to_thread.run_sync(self._look)
         return f"{host.runner.name} {host.program.version}"
 
-    async def create(self, spec: SandboxSpec) -> ProcessSandbox:
+    async def create(self, spec: models.SandboxSpec) -> ProcessSandbox:
         sandbox_id = new_id()
         try:
             record, token, line, check = await to_thread.run_sync(self._start, sandbox_id, spec)
@@ -154,7 +146,7 @@ class BubblewrapBackend:
             raise
         return self._sandbox(sandbox_id, record, token)
 
-    async def attach(self, sandbox_id: SandboxId) -> ProcessSandbox:
+    async def attach(self, sandbox_id: models.SandboxId) -> ProcessSandbox:
         self._collect()
         record, token = await to_thread.run_sync(self._records.known, sandbox_id)
         if not await to_thread.run_sync(lambda: record.alive):
@@ -162,7 +154,7 @@ class BubblewrapBackend:
         return self._sandbox(sandbox_id, record, token)
 
     def _sandbox(
-        self, sandbox_id: SandboxId, record: SandboxRecord, token: bytes
+        self, sandbox_id: models.SandboxId, record: SandboxRecord, token: bytes
     ) -> ProcessSandbox:
         if record.process is None or record.facts is None:
             raise make_gone_error(sandbox_id)
@@ -171,22 +163,24 @@ class BubblewrapBackend:
             sandbox_id, token, record.facts, record.labels, process, sockets, record.cgroups
         )
 
-    async def relabel(self, sandbox_id: SandboxId, labels: Mapping[str, str]) -> None:
+    async def relabel(self, sandbox_id: models.SandboxId, labels: Mapping[str, str]) -> None:
         await to_thread.run_sync(self._records.relabel, sandbox_id, labels)
 
-    async def running(self) -> Sequence[SandboxInfo]:
+    async def running(self) -> Sequence[models.SandboxInfo]:
         found = (await self._sweep()).items()
         return await to_thread.run_sync(
-            lambda: [SandboxInfo(each, record.labels) for each, record in found if record.alive]
+            lambda: [
+                models.SandboxInfo(each, record.labels) for each, record in found if record.alive
+            ]
         )
 
-    async def destroy(self, sandbox_id: SandboxId) -> None:
+    async def destroy(self, sandbox_id: models.SandboxId) -> None:
         record = await to_thread.run_sync(self._records.find, sandbox_id)
         if record is not None:
             await self._remove(sandbox_id, record)
         await self._sweep()
 
-    async def _remove(self, sandbox_id: SandboxId, record: SandboxRecord) -> None:
+    async def _remove(self, sandbox_id: models.SandboxId, record: SandboxRecord) -> None:
         # With pid 1 the kernel ends all processes of the namespace. bwrap waits for pid 1 and
         # then ends.
         ended = record.process is None or await kill(record.process)
@@ -202,7 +196,7 @@ class BubblewrapBackend:
         await to_thread.run_sync(cgroups.remove, record.cgroups)
         await to_thread.run_sync(self._records.forget, sandbox_id)
 
-    async def _sweep(self) -> dict[SandboxId, SandboxRecord]:
+    async def _sweep(self) -> dict[models.SandboxId, SandboxRecord]:
         """Remove what dead sandboxes left; return all records found before that."""
         self._collect()
         found = await to_thread.run_sync(self._records.all)
@@ -220,7 +214,7 @@ class BubblewrapBackend:
         return self._host
 
     def _start(
-        self, sandbox_id: SandboxId, spec: SandboxSpec
+        self, sandbox_id: models.SandboxId, spec: models.SandboxSpec
     ) -> tuple[SandboxRecord, bytes, socket.socket, Callable[[], None]]:
         """Start it with its limits; return its record, token, a socket to it, and its check."""
         host = self._look()
@@ -262,7 +256,7 @@ class BubblewrapBackend:
             ) from exc
 
     async def _settle(
-        self, sandbox_id: SandboxId, line: socket.socket, check: Callable[[], None]
+        self, sandbox_id: models.SandboxId, line: socket.socket, check: Callable[[], None]
     ) -> None:
         """Wait for the runner, check the isolation, and close the socket's directory."""
         if not await _wait_until_it_listens(line):
@@ -280,11 +274,11 @@ class BubblewrapBackend:
                 raise
             raise await to_thread.run_sync(self._ended, sandbox_id) from exc
 
-    def _said(self, sandbox_id: SandboxId) -> str:
+    def _said(self, sandbox_id: models.SandboxId) -> str:
         log = self._records.directory(sandbox_id) / "log"
         return log.read_bytes()[-2000:].decode(errors="replace").strip() if log.exists() else ""
 
-    def _ended(self, sandbox_id: SandboxId) -> SandboxError:
+    def _ended(self, sandbox_id: models.SandboxId) -> SandboxError:
         """Return the error for a sandbox that ended during its start, from bwrap's log if any."""
         if said := self._said(sandbox_id):
             return BackendUnavailable(explain(said, look()))

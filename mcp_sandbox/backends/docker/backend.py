@@ -15,6 +15,7 @@ import anyio
 from anyio import CapacityLimiter, to_thread
 from anyio.abc import ByteStream
 
+from mcp_sandbox import models
 from mcp_sandbox.backends.docker import client
 from mcp_sandbox.backends.docker.engine import (
     build_again,
@@ -48,15 +49,6 @@ from mcp_sandbox.backends.sandbox_records import (
 )
 from mcp_sandbox.config import DockerConfig
 from mcp_sandbox.errors import BackendUnavailable, ImageMissing, InsecureSandbox, SandboxGone
-from mcp_sandbox.models import (
-    RELAY,
-    BackendName,
-    Ending,
-    SandboxFacts,
-    SandboxId,
-    SandboxInfo,
-    SandboxSpec,
-)
 from mcp_sandbox.runner.workers.fork_server import is_steered
 
 _START_S = 60.0
@@ -75,9 +67,9 @@ _SHOWN = {"hosts": "127.0.0.1 localhost sandbox\n::1 localhost\n"}
 class DockerSandbox:
     """A running container."""
 
-    id: SandboxId
+    id: models.SandboxId
     token: bytes
-    facts: SandboxFacts
+    facts: models.SandboxFacts
     labels: Mapping[str, str]
     backend: "DockerBackend"
 
@@ -91,14 +83,14 @@ class DockerSandbox:
     async def resume(self) -> None:
         await self.backend.connection.call(client.set_paused, self.id, paused=False)
 
-    async def ending(self, *, within_s: float = 0.0) -> Ending | None:
+    async def ending(self, *, within_s: float = 0.0) -> models.Ending | None:
         return await client.read_ending(self.backend.connection, self.id, within_s)
 
 
 class DockerBackend:
     """Sandboxes of one data root on one engine."""
 
-    name: BackendName = "docker"
+    name: models.BackendName = "docker"
 
     def __init__(self, config: DockerConfig, data_root: Path) -> None:
         self._config = config
@@ -128,7 +120,7 @@ class DockerBackend:
         runtime = self._config.runtime or (await self.connection.info()).get("DefaultRuntime", "")
         return f"{(await self._current_image(image)).id} {runtime}"
 
-    async def create(self, spec: SandboxSpec) -> DockerSandbox:
+    async def create(self, spec: models.SandboxSpec) -> DockerSandbox:
         sandbox_id = new_id()
         try:
             info = await self.connection.info()
@@ -157,7 +149,7 @@ class DockerBackend:
             raise
         return DockerSandbox(sandbox_id, token, facts, spec.labels, self)
 
-    async def attach(self, sandbox_id: SandboxId) -> DockerSandbox:
+    async def attach(self, sandbox_id: models.SandboxId) -> DockerSandbox:
         record, token = await to_thread.run_sync(self._records.known, sandbox_id)
         inspected = await self.connection.call(client.inspect, sandbox_id)
         status = inspected["State"]["Status"]
@@ -169,21 +161,23 @@ class DockerBackend:
         labels = record.labels or _labels(inspected["Config"])
         return DockerSandbox(sandbox_id, token, facts, labels, self)
 
-    async def running(self) -> Sequence[SandboxInfo]:
+    async def running(self) -> Sequence[models.SandboxInfo]:
         present = [row for row in await self._sweep() if row["State"] in _PRESENT]
 
-        def info(row: dict[str, Any]) -> SandboxInfo:
+        def info(row: dict[str, Any]) -> models.SandboxInfo:
             name = _name(row)
             record = self._records.find(name)
             labels = (record and record.labels) or _labels(row)
-            return SandboxInfo(name, labels, "paused" if row["State"] == "paused" else "running")
+            return models.SandboxInfo(
+                name, labels, "paused" if row["State"] == "paused" else "running"
+            )
 
         return await to_thread.run_sync(lambda: list(map(info, present)))
 
-    async def relabel(self, sandbox_id: SandboxId, labels: Mapping[str, str]) -> None:
+    async def relabel(self, sandbox_id: models.SandboxId, labels: Mapping[str, str]) -> None:
         await to_thread.run_sync(self._records.relabel, sandbox_id, labels)
 
-    async def destroy(self, sandbox_id: SandboxId) -> None:
+    async def destroy(self, sandbox_id: models.SandboxId) -> None:
         # Removal is never cancelled halfway; each call to the engine has its own time limit.
         with anyio.CancelScope(shield=True):
             found = await self._inspect_if_ours(sandbox_id)
@@ -195,11 +189,11 @@ class DockerBackend:
                 await self.connection.call(client.remove, sandbox_id)
             await self._clear(sandbox_id)
 
-    async def connect(self, sandbox_id: SandboxId, *, deadline_s: float) -> ByteStream:
+    async def connect(self, sandbox_id: models.SandboxId, *, deadline_s: float) -> ByteStream:
         """Open a byte stream to the runner; raise SandboxGone if it does not listen in time."""
         if await self._shares_sockets():
             return await connect(self._records.socket_directory(sandbox_id), deadline_s=deadline_s)
-        command = [PYTHON, "-I", "-S", RELAY, "--announce", SOCKET, f"{deadline_s:g}"]
+        command = [PYTHON, "-I", "-S", models.RELAY, "--announce", SOCKET, f"{deadline_s:g}"]
         # The container's environment holds the token, and another process of the sandbox could
         # read it from the relay's environment before the relay makes itself unreadable.
         path = await self.connection.call(
@@ -217,7 +211,7 @@ class DockerBackend:
         engine, info = await self.connection.engine(), await self.connection.info()
         return shares_sockets(engine, info, self._config.runtime)
 
-    async def _start(self, spec: SandboxSpec, placement: Placement) -> dict[str, Any]:
+    async def _start(self, spec: models.SandboxSpec, placement: Placement) -> dict[str, Any]:
         sandbox_id = placement.name
         if spec.network == "open":
             # An engine has few networks: first remove those of sandboxes that have ended.
@@ -236,7 +230,7 @@ class DockerBackend:
             _refuse(await to_thread.run_sync(first_process_problems, inspected))
         return inspected
 
-    def _facts(self, inspected: dict[str, Any], info: dict[str, Any]) -> SandboxFacts:
+    def _facts(self, inspected: dict[str, Any], info: dict[str, Any]) -> models.SandboxFacts:
         own = inspected["Config"]["Labels"].get(IMAGE_LABEL)
         return facts_of(own or self._config.image, inspected, info)
 
@@ -252,7 +246,7 @@ class DockerBackend:
             self._images[name] = (now, image)
         return image
 
-    async def _wait_until_it_listens(self, sandbox_id: SandboxId) -> None:
+    async def _wait_until_it_listens(self, sandbox_id: models.SandboxId) -> None:
         with anyio.move_on_after(_START_S):
             while True:
                 try:
@@ -272,7 +266,7 @@ class DockerBackend:
             "machine's load, then run `mcp-sandbox images check`"
         )
 
-    async def _inspect_if_ours(self, sandbox_id: SandboxId) -> dict[str, Any] | None:
+    async def _inspect_if_ours(self, sandbox_id: models.SandboxId) -> dict[str, Any] | None:
         try:
             found = await self.connection.call(client.inspect, sandbox_id)
         except SandboxGone:
@@ -291,7 +285,7 @@ class DockerBackend:
                 stays.append(row)
         present = {_name(row) for row in stays}
 
-        def stale() -> list[SandboxId]:
+        def stale() -> list[models.SandboxId]:
             """Return recorded sandboxes whose containers are gone or were never created."""
             known = self._records.all().items()
             return [name for name, each in known if name not in present and each.given_up(_GRACE_S)]
@@ -305,7 +299,7 @@ class DockerBackend:
         record = self._records.find(_name(row))
         return record is None or record.given_up()
 
-    async def _clear(self, sandbox_id: SandboxId) -> None:
+    async def _clear(self, sandbox_id: models.SandboxId) -> None:
         record = await to_thread.run_sync(self._records.find, sandbox_id)
         if record is None:
             return
@@ -323,8 +317,8 @@ def _refuse(problems: list[str]) -> None:
         )
 
 
-def _name(row: dict[str, Any]) -> SandboxId:
-    return SandboxId(str(row["Names"][0]).lstrip("/") if row["Names"] else "")
+def _name(row: dict[str, Any]) -> models.SandboxId:
+    return models.SandboxId(str(row["Names"][0]).lstrip("/") if row["Names"] else "")
 
 
 def _labels(row: dict[str, Any]) -> dict[str, str]:
