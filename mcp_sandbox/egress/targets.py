@@ -1,8 +1,7 @@
 """Which host and port a program inside asks for, and at which addresses it may be dialled.
 
-The only parser of targets. Every address of a name must be public.
-
-It accepts only names, in one spelling: rules match exactly the bytes that are resolved.
+The only parser of targets: it accepts only names, in one spelling, so rules match exactly the
+bytes that are resolved. Every address of a name must be public.
 """
 
 import re

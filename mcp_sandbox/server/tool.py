@@ -1,8 +1,7 @@
 """A tool: checks the arguments, finds the session, answers every failure with text.
 
-The types of the tools' parameters say what is allowed, before a tool runs.
-
-Arguments are checked against the tool's model as a client sent them; problems in plain words.
+The types of its parameters say what is allowed: arguments are checked against them as a client
+sent them, before the tool runs.
 """
 
 import difflib

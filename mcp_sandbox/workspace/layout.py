@@ -1,9 +1,8 @@
 """Makes and checks the directories that `directory.Workspaces` is made of. Blocking.
 
-And the further paths under which a chat finds the same files.
-
-An alias is written "/path" (the workspace) or "/path=name" (the directory `name` in it), with
-{user} and {chat} replaced. How it is made differs:
+An alias is a further path under which a chat finds the same files. It is written "/path" (the
+workspace) or "/path=name" (the directory `name` in it), with {user} and {chat} replaced. How it is
+made differs:
 
 - The workspace elsewhere is a mount of the workspace: only the server can change its host path.
 - A directory of the workspace elsewhere is a link in a small read-only mounted folder.

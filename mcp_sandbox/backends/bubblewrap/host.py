@@ -1,7 +1,4 @@
-"""What this host offers to bubblewrap sandboxes: looked at once, used by every start.
-
-The programs that a sandbox needs, bwrap and a Python, and why bwrap fails here.
-"""
+"""What this host offers to bubblewrap sandboxes: looked at once, used by every start."""
 
 import os
 import shutil

@@ -1,12 +1,9 @@
 """What a sandbox's container looks like, and whether it came out that way. Pure.
 
-From spec to Engine API body; then its inspection against the request, field by field.
-
-Every field is sent, because defaults differ between engines and versions.
-
-Old engines drop fields they do not know, kernels lack controllers, and an operator's defaults may
-add to a request; /proc shows what the kernel enforces, whatever the engine reports. The backend
-destroys a container that has a problem.
+Every field is sent, because defaults differ between engines and versions. Every field is checked,
+because old engines drop those they do not know, kernels lack controllers, and an operator's
+defaults may add to a request; /proc shows what the kernel enforces, whatever the engine reports.
+The backend destroys a container that has a problem.
 """
 
 import hashlib

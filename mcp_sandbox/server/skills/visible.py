@@ -1,8 +1,6 @@
 """What the caller of a request may see of skills, and what a client is told before it asks.
 
-Its own catalogue, files by their uris, lists in pages.
-
-A cursor says after what to go on, so changes between do not shift it.
+A page's cursor says after what to go on, so changes between do not shift it.
 
 One server object serves many chats, and each has its own skills. So the instructions of an answer
 get the catalogue of the chat that asks, and the tools for skills are not listed to whom there are

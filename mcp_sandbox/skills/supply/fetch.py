@@ -1,9 +1,7 @@
 """Gets one skill from a source: all its files, and where exactly they came from.
 
-A folder of a git repository is read into a tree, without ever checking it out.
-
-Objects are fetched and then read as they are: no work tree, so no hooks, filters, attributes,
-links, submodules or large-file storage of the repository take part. Git may speak
+Objects of git are fetched and then read as they are: no work tree, so no hooks, filters,
+attributes, links, submodules or large-file storage of the repository take part. Git may speak
 only https and ssh (or file, for such an address) and not prompt; time and disk are bounded.
 
 People write to say which source it is:
