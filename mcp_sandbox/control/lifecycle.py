@@ -423,7 +423,7 @@ async def stats(control: Steered) -> Answer[Statistics]:
     return Answer(data=(await control.manager()).statistics())
 
 
-@lifecycle.get("/events", response_class=Streamed)
+@lifecycle.get("/events", response_class=Streamed, status_code=200)
 async def events(control: Steered, user: User) -> Streamed:
     """Stream each change of the user's sessions, as server-sent events."""
 

@@ -194,7 +194,7 @@ def _line(**told: object) -> bytes:
     return bytes(Json(told).body) + b"\n"
 
 
-@work.post("/exec", response_class=Streamed)
+@work.post("/exec", response_class=Streamed, status_code=200)
 async def run_command(here: Here, given: Command) -> Streamed:
     """Run a command; each line of the answer is JSON.
 
@@ -224,7 +224,7 @@ async def stop_process(here: Here, process: str) -> Answer[ExecResult]:
     return Answer(data=await here.processes.stop(process))
 
 
-@work.get("/files", response_class=Streamed)
+@work.get("/files", response_class=Streamed, status_code=200)
 async def read_file(here: Here, path: Path) -> Streamed:
     """Return the bytes of a regular file; if they end early, the connection breaks."""
     return Streamed(partial(here.read_to, path), _BYTES)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import anyio
 import pytest
+from anyio import to_thread
 
 from mcp_sandbox.models import ChatId, TokenScope
 from mcp_sandbox.sessions.chat_records import ChatRecords
@@ -135,6 +136,14 @@ async def test_without_a_token_or_by_another_name_nobody_comes_in(served: Platfo
     assert foreign.status_code == 421
     assert (await served.ask("GET", "nothing")).status_code == 404
     assert (await served.ask("DELETE", "sandbox")).status_code == 405
+
+
+async def test_the_description_of_the_api_is_the_copy_that_is_kept(served: Platform) -> None:
+    told = (await served.ask("GET", "openapi.json")).json()
+    del told["info"]["version"]
+    copy = Path(__file__).with_name("openapi.json")
+    # Clients are made from it: who changes the API on purpose writes `told` there, and tells them.
+    assert told == json.loads(await to_thread.run_sync(copy.read_text))
 
 
 async def test_where_nothing_can_pause_the_sandbox_ends_and_resume_makes_another(
