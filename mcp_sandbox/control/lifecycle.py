@@ -170,6 +170,7 @@ class Control:
         self, manager: SessionManager, chat: ChatId, spec: AssistantSpec | None, project: str | None
     ) -> None:
         before, record = await manager.status(chat), await manager.use_times.records.look(chat)
+        manager.use_times.note_use(chat)
         kept, has_lived = read_control(record), bool(record and record.backend)
         is_gone = before is None or before.sandbox_id is None
         is_first = before is None or kept.get("first", False)

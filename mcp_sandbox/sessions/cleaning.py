@@ -7,6 +7,7 @@ use is not ended: its `ChatSandbox` asks the runner, which knows the connections
 """
 
 import logging
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -21,7 +22,7 @@ from mcp_sandbox.config import SessionsConfig
 from mcp_sandbox.durable import read_note, set_aside, write_note
 from mcp_sandbox.errors import SandboxError
 from mcp_sandbox.models import ChatId, SandboxId
-from mcp_sandbox.sessions.chat_records import ChatRecord, read_backup
+from mcp_sandbox.sessions.chat_records import ChatRecord, read_backup, read_control
 from mcp_sandbox.sessions.sandbox.chat_sandbox import ChatSandbox
 from mcp_sandbox.sessions.sandbox.context import ChatUse, SessionContext
 from mcp_sandbox.sessions.settings import SessionSettings, list_chat_sandboxes
@@ -156,13 +157,20 @@ class Cleaner:
     async def _correct(self, chat: ChatId, now: Moment) -> None:
         """Make the record of a chat that has only files, or remove that of a chat without."""
         async with self._records.hold(chat, at_once=True) as ours:
+            record = await self._records.get(chat) if ours else None
             if ours and not await self._workspaces.exist(chat):
-                await self._forget(chat)
-            elif ours and await self._records.get(chat) is None:
+                if not (record and self._is_awaited(record, now)):
+                    await self._forget(chat)
+            elif ours and record is None:
                 # The time of its last use is unknown: that counts as now.
                 here = self._backend.name
                 lived = here if here == "unsafe-local" else None
                 await self._records.put(ChatRecord(chat, lived, now.wall_s, now.wall_s))
+
+    def _is_awaited(self, record: ChatRecord, now: Moment) -> bool:
+        """Return whether a chat that has no files yet was prepared, and not long ago."""
+        limit_s = self._settings.workspace.retention or math.inf
+        return bool(read_control(record)) and now.wall_s - record.used_s < limit_s
 
     async def _take(self, one: DueChat, seen: _Seen, dry_run: bool) -> GcItem | None:
         """Move a chat's files to the trash, unless it was used since `seen`."""

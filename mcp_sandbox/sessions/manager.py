@@ -277,8 +277,11 @@ class SessionManager:
         record, hold = await self.use_times.records.look(chat), self._holds.get(chat)
         if not (record or hold or await self._context.workspaces.exist(chat)):
             return None
-        running = dict(await list_chat_sandboxes(self._context.backend))
-        return self._status(chat, record, running.get(chat), hold.use() if hold else ChatUse())
+        use = hold.use() if hold else ChatUse()
+        found = use.sandbox
+        if not (found or use.starting):
+            found = dict(await list_chat_sandboxes(self._context.backend)).get(chat)
+        return self._status(chat, record, found, use)
 
     async def open(self, chat: ChatId) -> None:
         """Make the chat's sandbox if there is none. Raises what a call in it does."""

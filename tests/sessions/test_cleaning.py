@@ -12,7 +12,7 @@ import pytest
 from mcp_sandbox.audit import Audit
 from mcp_sandbox.config import AuditConfig, ProjectConfig, WorkspaceConfig
 from mcp_sandbox.models import BackendName, ChatId, SandboxId, SandboxInfo
-from mcp_sandbox.sessions.chat_records import ChatRecord, ChatRecords, UseTimes
+from mcp_sandbox.sessions.chat_records import CONTROL, ChatRecord, ChatRecords, UseTimes
 from mcp_sandbox.sessions.cleaning import Cleaner, GcItem
 from mcp_sandbox.sessions.sandbox.context import SessionContext
 from mcp_sandbox.sessions.settings import SessionSettings
@@ -267,6 +267,19 @@ async def test_a_chat_whose_files_are_gone_is_forgotten(tmp_path: Path, clock: S
         await server.use(OLD)
         await server.workspaces.remove(OLD)
         await server.workspaces.empty_trash(is_due=lambda _name: True)
+        await server.cleaning.tidy()
+        assert await server.known() == []
+
+
+async def test_a_prepared_chat_is_known_before_it_has_files_and_forgotten_like_others(
+    tmp_path: Path, clock: SetClock
+) -> None:
+    async with served(tmp_path, clock) as server:
+        await server.records.keep(OLD, CONTROL, lambda _: {"project": None}, clock().wall_s)
+        clock.pass_(6 * DAY_S)
+        await server.cleaning.tidy()
+        assert await server.known() == [OLD]
+        clock.pass_(2 * DAY_S)
         await server.cleaning.tidy()
         assert await server.known() == []
 

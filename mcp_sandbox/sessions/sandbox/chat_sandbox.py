@@ -76,6 +76,7 @@ class ChatSandbox:
             background=held.runtime.background.total if held else 0,
             image=(held.sandbox.facts.image or "") if held else "",
             preview=next(reversed(held.previews.values()), "") if held else "",
+            sandbox=held.info if held and not held.runtime.broken else None,
         )
 
     @asynccontextmanager

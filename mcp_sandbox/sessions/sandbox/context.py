@@ -23,7 +23,15 @@ from mcp_sandbox.errors import (
     StorageUnavailable,
     WorkspaceFull,
 )
-from mcp_sandbox.models import ChatId, Ending, ExecResult, Limits, ProcessRow
+from mcp_sandbox.models import (
+    ChatId,
+    Ending,
+    ExecResult,
+    Limits,
+    ProcessRow,
+    SandboxInfo,
+    SandboxState,
+)
 from mcp_sandbox.runtime.doors import DoorChannel
 from mcp_sandbox.runtime.runtime import Runtime
 from mcp_sandbox.sessions.chat_records import ChatRecords, UseTimes
@@ -230,6 +238,11 @@ class OpenSandbox:
     door_channel: DoorChannel = field(init=False)
     guard: DiskGuard = field(init=False)
 
+    @property
+    def info(self) -> SandboxInfo:
+        state: SandboxState = "paused" if self.paused else "running"
+        return SandboxInfo(self.sandbox.id, self.sandbox.labels, state)
+
     def close_doors(self) -> None:
         self.door_channel.close()
         if self.doors:
@@ -249,7 +262,8 @@ class OpenSandbox:
 class ChatUse:
     """What this server does with a chat now; `starting`: its sandbox is being made.
 
-    `age_s`: how long ago its sandbox was started; `dead`: it was found to have ended.
+    `age_s`: how long ago its sandbox was started; `dead`: it was found to have ended. `sandbox`,
+    where it is open and not dead, need not be asked for.
     """
 
     starting: bool = False
@@ -261,6 +275,7 @@ class ChatUse:
     background: int = 0
     image: str = ""
     preview: str = ""
+    sandbox: SandboxInfo | None = None
 
 
 def describe_death(ending: Ending, limits: Limits) -> str:
