@@ -28,7 +28,7 @@ from mcp_sandbox.sessions.chat_records import (
     read_control,
 )
 from mcp_sandbox.sessions.cleaning import Cleaner, GcReport, Reaper
-from mcp_sandbox.sessions.gate import Gate, PolicyCheck
+from mcp_sandbox.sessions.gate import Action, Gate, PolicyCheck
 from mcp_sandbox.sessions.previews import Previews
 from mcp_sandbox.sessions.sandbox.chat_sandbox import ChatSandbox
 from mcp_sandbox.sessions.sandbox.context import ChatUse, SessionContext
@@ -285,7 +285,7 @@ class SessionManager:
 
     async def open(self, chat: ChatId) -> None:
         """Make the chat's sandbox if there is none. Raises what a call in it does."""
-        async with self._hold(chat).open_sandbox(changes=False):
+        async with self._gate.enter(Action(chat, "prepare")):
             pass
 
     async def answers(self, chat: ChatId) -> bool:
