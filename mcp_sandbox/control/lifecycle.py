@@ -97,6 +97,20 @@ class Health:
     healthy: bool | None
 
 
+class Restore(Given):
+    """Which backup; by default the newest that is sound."""
+
+    key: str | None = None
+
+
+@dataclass(frozen=True)
+class Saved:
+    """The backup in which a session's files are, or from which they came."""
+
+    key: str
+    saved_at: datetime
+
+
 # Says what the sandbox of an expert's chat is made from; raises NotPermitted, InvalidArgument.
 AccessCheck = Callable[[ChatId, Prepare], Awaitable[AssistantSpec | None]]
 
@@ -403,6 +417,22 @@ async def resume(control: Steered, row: Live) -> Answer[SandboxSession]:
 async def terminate(control: Steered, row: Row) -> Answer[Terminated]:
     """End a sandbox; files stay until retention removes them."""
     return Answer(data=await control.terminate(row))
+
+
+@lifecycle.post("/sandbox/{id}/sync")
+async def sync(control: Steered, row: Live) -> Answer[Saved | None]:
+    """Save the files of a session now; null if it has none on this server."""
+    saved = await (await control.manager()).backups.save(row.chat)
+    return Answer(data=Saved(saved.key, saved.saved_at) if saved else None)
+
+
+@lifecycle.post("/sandbox/{id}/restore")
+async def restore(control: Steered, row: Live, given: Restore) -> Answer[Saved]:
+    """Open a new sandbox on the files of a backup; those that are there go to the trash."""
+    if row.busy:
+        raise Busy(f"{row.busy} calls are under way in session {row.id}: restore it after them")
+    found = await (await control.manager()).backups.restore(row.chat, given.key)
+    return Answer(data=Saved(found.key, found.saved_at))
 
 
 @lifecycle.get("/sandbox")

@@ -119,6 +119,13 @@ class Port(Given):
     port: int = Field(gt=0, lt=65536)
 
 
+class Share(Given):
+    """A file that anybody who has its address may download for this long, a day at most."""
+
+    path: str = Field(min_length=1)
+    expires_s: float = 3600
+
+
 class Streamed(Response):
     """A body that is made while it is sent; it ends when its client hangs up.
 
@@ -281,6 +288,12 @@ async def list_files(
 async def open_preview(here: Here, given: Port) -> Answer[Mapping[str, str]]:
     """Return the address at which a browser on the server's machine sees a port of the sandbox."""
     return Answer(data={"containerUrl": await here.previews.open(given.port)})
+
+
+@work.post("/share")
+async def share_file(here: Here, given: Share) -> Answer[Mapping[str, str]]:
+    """Copy a file to the object store; return an address that downloads the copy."""
+    return Answer(data={"url": await here.share(given.path, expires_s=given.expires_s)})
 
 
 async def _sent(request: Request) -> AsyncGenerator[bytes]:

@@ -12,6 +12,7 @@ from mcp_sandbox.models import ChatId, TokenScope
 from mcp_sandbox.sessions.chat_records import ChatRecords
 from mcp_sandbox.storage.redis import Bridge
 from tests.control.daemon import Platform, platform, serving
+from tests.rclone import S3Server
 from tests.redis_server import RedisServer
 
 pytestmark = [pytest.mark.anyio, pytest.mark.bubblewrap]
@@ -323,3 +324,27 @@ async def test_a_sandbox_that_cannot_be_made_is_told_and_the_server_goes_on(
         assert "mcp-sandbox/none:none" in failed["error"]
         again = await here.prepare("c1")
         assert (again["id"], again["isNewProvision"]) == (session, False)
+
+
+@pytest.mark.s3
+async def test_files_are_saved_shared_and_restored(tmp_path: Path) -> None:
+    with closing(S3Server(tmp_path / "buckets")) as store:
+        names = ("endpoint", "bucket", "access_key", "secret_key")
+        more = {
+            f"MCP_SANDBOX_STORAGE__{name.upper()}": str(getattr(store.settings(), name))
+            for name in names
+        }
+        async with platform(tmp_path, more=more) as here:
+            session = (await here.prepare("c1"))["id"]
+            await here.made(session)
+            at = f"sandbox/{session}"
+            await here.ask("PUT", f"{at}/files?path=a.txt", content=b"first")
+            shared = await here.data("POST", f"{at}/share", json={"path": "a.txt"})
+            assert (await here.http.get(shared["url"], headers={"authorization": ""})).text == (
+                "first"
+            )
+            saved = await here.data("POST", f"{at}/sync")
+            await here.ask("PUT", f"{at}/files?path=a.txt", content=b"second")
+            restored = await here.data("POST", f"{at}/restore", json={"key": saved["key"]})
+            assert restored == saved
+            assert (await here.ask("GET", f"{at}/files?path=a.txt")).content == b"first"
