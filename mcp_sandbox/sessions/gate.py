@@ -57,7 +57,7 @@ _ACCESS = {
     "shell": "run",
 }
 # A call that is named here leaves nothing to save.
-_LOOKS = ("read_file", "list_files", "glob", "grep", "sandbox_info", "share")
+_LOOKS = ("read_file", "list_files", "glob", "grep", "sandbox_info", "share", "prepare")
 # They last as long as a person likes.
 _ENDLESS = ("shell", "preview", "door")
 _LANGUAGE_OF = {"bash": "shell"}

@@ -179,8 +179,10 @@ class HttpGuard:
         send: Send,
         control: ASGIApp | None = None,
     ) -> None:
-        user, settings, headers = grant.user, self.settings, Headers(scope=scope)
+        settings, headers = self.settings, Headers(scope=scope)
         _check_scope(grant, controls=control is not None)
+        # Those whom a platform serves have their limits each.
+        user = _find_steered(grant, headers) if control else grant.user
         if wait_s := self._rate.take(user, anyio.current_time()):
             raise refuse_over_limit(f"more than {settings.rate} requests a second", wait_s)
         # The bytes of a message are held until it is answered.
@@ -191,7 +193,7 @@ class HttpGuard:
                 )
             known = {
                 **scope,
-                **(_controls(grant, headers) if control else _known_as(user, headers)),
+                **({CALLER: Caller(user, None)} if control else _known_as(user, headers)),
             }
             if control and scope["path"].endswith(_FILES):
                 entry = OpenRequest(send, grant.token_id or None, is_stream=False)
@@ -274,7 +276,7 @@ def _check_scope(grant: TokenGrant, *, controls: bool) -> None:
         raise RequestRefused(HTTPStatus.FORBIDDEN, text)
 
 
-def _controls(grant: TokenGrant, headers: Headers) -> dict[str, object]:
+def _find_steered(grant: TokenGrant, headers: Headers) -> str:
     """Return whose chats a request steers; only a platform's token names another user."""
     named = headers.getlist(_USER_HEADER)
     try:
@@ -284,7 +286,7 @@ def _controls(grant: TokenGrant, headers: Headers) -> dict[str, object]:
     if len(named) != (grant.scope == "platform") and named != [grant.user]:
         text = f"send the header {_USER_HEADER} once with a token of the scope platform, else never"
         raise RequestRefused(HTTPStatus.FORBIDDEN, text)
-    return {CALLER: Caller(chat.user, None)}
+    return chat.user
 
 
 def _known_as(user: str, headers: Headers) -> dict[str, object]:

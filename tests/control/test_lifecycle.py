@@ -1,12 +1,13 @@
 """Sessions that a platform steers, through a real daemon over HTTP."""
 
 import json
-from contextlib import AsyncExitStack, aclosing, closing
+from contextlib import AsyncExitStack, aclosing, closing, suppress
 from pathlib import Path
 
 import anyio
 import pytest
 from anyio import to_thread
+from anyio.abc import SocketStream
 
 from mcp_sandbox.models import ChatId, TokenScope
 from mcp_sandbox.sessions.chat_records import ChatRecords
@@ -128,6 +129,18 @@ async def test_a_token_opens_what_its_scope_says(
         if scope != "mcp":
             at_mcp = await client.http.post(f"{served.url}/mcp", json={})
             assert at_mcp.status_code == 403
+
+
+async def test_those_whom_a_platform_serves_have_their_limits_each(tmp_path: Path) -> None:
+    async with platform(tmp_path, more={"MCP_SANDBOX_HTTP__REQUESTS_PER_USER": "1"}) as here:
+        steering = await here.with_token("platform", "platform")
+        ada, bob = {"Mcp-Sandbox-User": "ada"}, {"Mcp-Sandbox-User": "bob"}
+        async with steering.http as http:
+            async with http.stream("GET", f"{here.url}/api/events", headers=ada) as stream:
+                lines = stream.aiter_lines()
+                assert (await anext(lines)).startswith(":")
+                assert (await steering.ask("GET", "stats", headers=ada)).status_code == 429
+                assert (await steering.ask("GET", "stats", headers=bob)).status_code == 200
 
 
 async def test_without_a_token_or_by_another_name_nobody_comes_in(served: Platform) -> None:
@@ -310,6 +323,46 @@ async def test_a_paused_sandbox_keeps_its_processes(tmp_path: Path) -> None:
         found = await here.ask("POST", f"{at}/exec", json={"command": "pgrep -x sleep"})
         assert json.loads(found.text.splitlines()[-1])["data"]["exitCode"] == 0
         await here.data("POST", f"{at}/terminate")
+
+
+@pytest.mark.docker
+async def test_an_engine_that_goes_away_is_told_and_asked_again(tmp_path: Path) -> None:
+    place, is_there = tmp_path / "engine.sock", True
+    connections: list[anyio.CancelScope] = []
+
+    async def join(client: SocketStream) -> None:
+        async with client, await anyio.connect_unix("/var/run/docker.sock") as engine:
+            async with anyio.create_task_group() as tasks:
+                connections.append(tasks.cancel_scope)
+                tasks.start_soon(copy, client, engine, tasks.cancel_scope)
+                tasks.start_soon(copy, engine, client, tasks.cancel_scope)
+                if not is_there:
+                    tasks.cancel_scope.cancel()
+
+    async def copy(source: SocketStream, target: SocketStream, both: anyio.CancelScope) -> None:
+        with suppress(OSError, anyio.BrokenResourceError, anyio.ClosedResourceError):
+            async for data in source:
+                await target.send(data)
+        both.cancel()
+
+    more = {"MCP_SANDBOX_DOCKER__HOST": f"unix://{place}"}
+    async with await anyio.create_unix_listener(place) as listener:
+        async with anyio.create_task_group() as engine:
+            engine.start_soon(listener.serve, join)
+            async with platform(tmp_path, "docker", more) as here:
+                await here.made((await here.prepare("c1"))["id"])
+                is_there = False
+                for each in connections:
+                    each.cancel()
+                session = (await here.prepare("c2"))["id"]
+                answer = await here.ask("POST", f"sandbox/{session}/terminate")
+                assert (answer.status_code, answer.json()["title"]) == (503, "BackendUnavailable")
+                is_there = True
+                for chat in ("c2", "c1"):
+                    ready = await here.made((await here.prepare(chat))["id"])
+                    assert (ready["status"], ready["error"]) == ("running", None)
+                    await here.data("POST", f"sandbox/{ready['id']}/terminate")
+            engine.cancel_scope.cancel()
 
 
 @pytest.mark.docker
