@@ -14,6 +14,7 @@ from rich.console import Console
 from benchmarks import (
     agent,
     agents,
+    archives,
     audit,
     client,
     commands,
@@ -45,6 +46,7 @@ ROWS = (
     *agents.ROWS,
     *web.ROWS,
     *transfer.ROWS,
+    *archives.ROWS,
     *previews.ROWS,
     *doors.ROWS,
     *memory.ROWS,

@@ -22,7 +22,6 @@ _KEPT = ("WORKSPACE", "HOME")
 _MOST_TOKEN = 1024
 _SKILLS = "/opt/skills"
 _AGENTS = (".claude", ".agents")
-_UNPACKED = ".~mcp-unpacked"  # See files/archive.
 
 
 def main() -> None:
@@ -52,8 +51,7 @@ def main() -> None:
         os.write(int(settings["STARTER"]), b"1")
     fork = unread is not None and not fork_server.is_steered(env)
     warm = fork_server.fork_interpreter(env) if fork else fork_server.start_interpreter(env)
-    if os.path.lexists(f"{settings.get('WORKSPACE', '/workspace')}/{_UNPACKED}"):
-        _finish_unpacking()
+    _finish_unpacking(settings.get("WORKSPACE", "/workspace"))
     _link_skills(settings.get("HOME", "/home/sandbox"))
     if unread is not None:
         settings["TOKEN"] = os.read(unread, _MOST_TOKEN).decode()
@@ -90,15 +88,16 @@ def _unread_token(settings: dict[str, str]) -> int | None:
     return None
 
 
-def _finish_unpacking() -> None:
-    # Rarely needed: an earlier runner was killed in between.
-    from mcp_sandbox.runner.files.archive import finish_unpacking  # noqa: PLC0415
+def _finish_unpacking(workspace: str) -> None:
+    """Finish what an earlier runner was killed in; see files/archive."""
+    if os.path.lexists(f"{workspace}/.~mcp-unpacked"):
+        from mcp_sandbox.runner.files.archive import finish_unpacking  # noqa: PLC0415
 
-    try:
-        finish_unpacking()
-    except (OSError, RecursionError):
-        # The chat has put something in its way: the next one may succeed.
-        return
+        try:
+            finish_unpacking()
+        except (OSError, RecursionError):
+            # Something of the chat is in its way: start all the same.
+            return
 
 
 def _link_skills(home: str) -> None:

@@ -41,6 +41,7 @@ EVERYWHERE = {
     "test_one_that_was_killed_says_so",
     # files
     "test_lists_globs_and_searches_find_what_is_there",
+    "test_files_come_back_as_they_were",
     "test_a_commit_in_a_new_chat_needs_no_setting",
     # skills
     "test_an_agent_inside_finds_the_skills_in_its_home",
@@ -106,6 +107,7 @@ ONCE = {
     *("test_processes", "test_shells", "test_terminals", "test_figures", "test_previews"),
     *("test_sharing", "test_warm_chats", "test_notebooks", "test_whole_output", "test_standby"),
     *("test_skills", "test_health", "test_gateways", "test_doors"),
+    "test_archives",
 }
 # gVisor's kernel is a program of the host: these keep every core busy, also while it is removed.
 BUSY_UNDER_GVISOR = {

@@ -1,18 +1,24 @@
 """A chat's files as one stream: packed, and unpacked where the places are empty."""
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from pathlib import Path
 
+import anyio
 import pytest
 
 from mcp_sandbox.app.chats import open_backend
-from mcp_sandbox.errors import AlreadyExists, InvalidArgument, TooLarge
+from mcp_sandbox.errors import AlreadyExists, InvalidArgument, SandboxGone, TooLarge
+from mcp_sandbox.models import Mount, Packed
 from mcp_sandbox.runtime.runtime import Runtime
 from tests.backends.live import connected, made, spec_for
 from tests.conftest import configured
 
 MAX = 1 << 30
 ROOTS = ("workspace", "home")
-EMPTY = "chmod -R u+rwX /workspace /home/sandbox; find /workspace /home/sandbox -mindepth 1 -delete"
+EMPTY = (
+    "chmod -fR u+rwX . ~; rm -rf mounted/*; find . ~ -mindepth 1 ! -path './mounted*' -delete; "
+    "echo own > mounted/file"
+)
 MADE = r"""
 set -e
 mkdir -p src/empty .claude node_modules/.bin node_modules/tool ~/.cache/pip ~/.config shut
@@ -23,11 +29,11 @@ printf 'odd' > "$(printf 'src/\377\376 name\nof two lines')"; mkfifo fifo
 python3 -m venv --without-pip venv; echo secret > shut/file; truncate -s 3M large
 printf '\1\2\3' | dd of=large seek=2000000 bs=1 conv=notrunc status=none
 name=$(printf 'n%.0s' {1..200}); mkdir -p $name/$name/$name; echo deep > $name/$name/$name/$name
-chmod 4751 node_modules/tool/cli; chmod 0 shut/file; chmod 500 shut; chmod 555 src
+chmod 4751 node_modules/tool/cli; chmod 400 shut/file; chmod 500 shut; chmod 555 src
 touch -d @1000 src
 """
 STATE = (
-    r"find /workspace /home/sandbox -mindepth 1 ! -type p ! -path '*/.cache*' "
+    r"find /workspace /home/sandbox -mindepth 1 ! -type p ! -path '*/.cache*' ! -path '*/mounted*' "
     r"-printf '%p %y %m %s %l ' \( -type f -a -readable -exec sha256sum {} \; -o -printf '\n' \) "
     "| sed 's/ 4751 / 751 /' | LC_ALL=C sort; stat -c %Y src"
 )
@@ -46,20 +52,25 @@ async def runner(
 ) -> AsyncGenerator[Runtime]:
     config = configured(backend_name, tmp_path_factory.mktemp("data"))
     assert config.backend != "auto"
-    async with open_backend(config.backend, config) as backend:
-        async with made(backend, spec_for(config.data_dir / "places")) as sandbox:
-            async with connected(sandbox) as opened:
-                yield opened
+    mounted = Mount(config.data_dir / "mounted", "/workspace/mounted")
+    spec = spec_for(config.data_dir / "places", [mounted])
+    async with open_backend(config.backend, config) as backend, made(backend, spec) as sandbox:
+        async with connected(sandbox) as opened:
+            yield opened
 
 
 async def packed(runtime: Runtime) -> bytes:
+    return (await counted(runtime))[0]
+
+
+async def counted(runtime: Runtime) -> tuple[bytes, Packed]:
     pieces: list[bytes] = []
 
     async def take(data: bytes) -> None:
         pieces.append(data)
 
-    await runtime.files.pack(take, roots=ROOTS, leave_out=[".cache"])
-    return b"".join(pieces)
+    said = await runtime.files.pack(take, roots=ROOTS, leave_out=[".cache"])
+    return b"".join(pieces), said
 
 
 async def given(*pieces: bytes, error: Exception | None = None) -> AsyncIterator[bytes]:
@@ -80,16 +91,30 @@ async def test_files_come_back_as_they_were(runtime: Runtime) -> None:
     assert (await runtime.exec(STATE)).stdout == before
     ran = "venv/bin/python -c 'import sys; print(sys.prefix)'; node_modules/.bin/tool"
     assert (await runtime.exec(ran)).stdout == "/workspace/venv\na tool\n"
-    assert (await runtime.exec("ls -d ~/.cache fifo")).stdout == ""
+    assert (await runtime.exec("ls -d ~/.cache fifo; cat mounted/file")).stdout == "own\n"
+
+
+async def test_what_cannot_be_packed_is_counted(runtime: Runtime) -> None:
+    await runtime.exec(
+        "mkfifo pipe; echo x > unread; mkdir closed; echo y > closed/file; chmod 0 unread closed; "
+        "echo kept > kept; echo z > .~mcp-draft"
+    )
+    archive, said = await counted(runtime)
+    assert (said.left_out, said.filled, said.bytes) == (3, 0, len(archive))
+    await runtime.exec(EMPTY)
+    assert await runtime.files.unpack(given(archive), max_bytes=MAX) == Packed(3, len(archive))
+    assert (await runtime.exec("ls -A; ls -A mounted ~")).stdout.split() == [
+        *("kept", "mounted", "/home/sandbox:", "mounted:", "file")
+    ]
 
 
 async def test_where_files_are_nothing_is_unpacked(runtime: Runtime) -> None:
     await runtime.exec("echo first > file")
     archive = await packed(runtime)
     await runtime.exec("echo second > file")
-    with pytest.raises(AlreadyExists, match=r"/workspace is not empty: file is there"):
+    with pytest.raises(AlreadyExists, match="/workspace is not empty: file is there"):
         await runtime.files.unpack(given(archive), max_bytes=MAX)
-    assert (await runtime.exec("cat file; ls -A")).stdout == "second\nfile\n"
+    assert (await runtime.exec("cat file; ls -A")).stdout == "second\nfile\nmounted\n"
 
 
 @pytest.mark.parametrize(
@@ -111,4 +136,64 @@ async def test_a_stream_that_fails_leaves_nothing(
         await runtime.files.unpack(
             given(archive[: len(archive) - cut], error=error), max_bytes=most
         )
-    assert (await runtime.exec("find . ~ -mindepth 1")).stdout == ""
+    assert (await runtime.exec("find . ~ -mindepth 1")).stdout == "./mounted\n./mounted/file\n"
+
+
+async def test_a_call_that_is_given_up_leaves_nothing_and_the_next_one_works(
+    runtime: Runtime,
+) -> None:
+    await runtime.exec("for i in $(seq 300); do seq 9000 > $i; done; mkdir x; seq 9 > x/y")
+    archive = await packed(runtime)
+    with anyio.CancelScope() as scope:
+        await runtime.files.pack(lambda _: cancelled(scope), roots=ROOTS)
+    assert await packed(runtime) == archive
+    await runtime.exec(EMPTY)
+    with anyio.CancelScope() as scope:
+        await runtime.files.unpack(halved(archive, lambda: cancelled(scope)), max_bytes=MAX)
+    assert (await runtime.exec("find . ~ -mindepth 1")).stdout == "./mounted\n./mounted/file\n"
+    await runtime.files.unpack(given(archive), max_bytes=MAX)
+    assert (await runtime.exec("ls | wc -l; cat 300 x/y | md5sum")).stdout == (
+        await runtime.exec("echo 302; (seq 9000; seq 9) | md5sum")
+    ).stdout
+
+
+async def cancelled(scope: anyio.CancelScope) -> None:
+    scope.cancel()
+    await anyio.sleep_forever()
+
+
+async def halved(data: bytes, then: Callable[[], Awaitable[None]]) -> AsyncIterator[bytes]:
+    """Half of the data, of which much has been taken when `then` is called."""
+    yield data[: len(data) // 2]
+    await then()
+
+
+async def test_a_sandbox_that_is_killed_is_followed_by_one_with_nothing_or_all(
+    backend_name: str, tmp_path: Path
+) -> None:
+    config = configured(backend_name, tmp_path / "data")
+    assert config.backend != "auto"
+    spec = spec_for(tmp_path)
+    async with open_backend(config.backend, config) as backend:
+        async with made(backend, spec) as sandbox, connected(sandbox) as runtime:
+            await runtime.exec("for i in $(seq 300); do seq 9000 > $i; done; seq 9 > ~/own")
+            archive = await packed(runtime)
+            with pytest.raises(SandboxGone):
+                await runtime.files.pack(lambda _: backend.destroy(sandbox.id), roots=ROOTS)
+        async with made(backend, spec) as sandbox, connected(sandbox) as runtime:
+            await runtime.exec("find . ~ -mindepth 1 -delete")
+            cut = halved(archive, lambda: backend.destroy(sandbox.id))
+            with pytest.raises(SandboxGone):
+                await runtime.files.unpack(cut, max_bytes=MAX)
+        async with made(backend, spec) as sandbox, connected(sandbox) as runtime:
+            assert (await runtime.files.list()).entries == ()
+            await runtime.files.unpack(given(archive), max_bytes=MAX)
+            assert (await runtime.exec("ls -A | wc -l; tail -n1 ~/own")).stdout == "300\n9\n"
+            # As far as the moves into place could come.
+            await runtime.exec(
+                "mkdir .~mcp-unpacked ~/.~mcp-unpacking; mv 1 .~mcp-unpacked; "
+                "mv ~/own ~/.~mcp-unpacking"
+            )
+        async with made(backend, spec) as sandbox, connected(sandbox) as runtime:
+            seen = await runtime.exec("ls -A | wc -l; tail -qn1 ~/own 1; ls -A ~")
+            assert seen.stdout == "300\n9\n9000\nown\n"

@@ -64,11 +64,8 @@ class Descent:
             os.close(self._fds[stale])
             self._fds[stale] = -1
 
-    def up(self, settle: Callable[[int], None] = lambda _: None) -> None:
-        """Return to the directory above; OSError if it is not where it was.
-
-        `settle` is called with the directory that is left.
-        """
+    def up(self) -> None:
+        """Return to the directory above; OSError if it is not where it was."""
         if self._fds[-2] < 0:
             above = os.open("..", OPEN_DIRECTORY, dir_fd=self.fd)
             if _identity(above) != self._identities[-2]:
@@ -77,7 +74,6 @@ class Descent:
                     f"a directory moved while it was read: {len(self._fds) - 1} levels down"
                 )
             self._fds[-2] = above
-        settle(self.fd)
         os.close(self._fds.pop())
         self._identities.pop()
 
@@ -188,17 +184,13 @@ def list_directory(call: OperationCall) -> dict[str, Any]:
         open_directory(path),
         depth,
         budget,
-        lambda found: _listed(found.rpartition("/")[2], hidden=hidden),
+        lambda found: not found.rpartition("/")[2].startswith(TEMPORARY if hidden else "."),
     )
     rows = [row for row in map(_describe, found) if row]
     rows.sort(key=lambda row: row[0])
     sent = put_rows(call.stdout, ([relative(join(path, row[0])), *row[1:]] for row in rows), limit)
     truncated = budget.cut or len(rows) > sent
     return {"path": relative(path), "total": len(rows), "truncated": truncated}
-
-
-def _listed(name: str, *, hidden: bool) -> bool:
-    return not name.startswith(TEMPORARY if hidden else ".")
 
 
 def open_directory(path: str) -> int:
