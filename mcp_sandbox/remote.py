@@ -6,7 +6,7 @@ pauses or ends a sandbox, keeps a record of one, or runs by a timer.
 
 import json
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar
 
@@ -108,6 +108,10 @@ class _HttpSession:
     async def list_files(self, path: str = ".", *, depth: int = 1) -> Listing:
         return await self.ask(Listing, "GET", "list", params={"path": path, "depth": depth})
 
+    async def share(self, path: str, *, expires_s: float = 3600) -> str:
+        given = {"path": path, "expiresS": expires_s}
+        return (await self.ask(dict[str, str], "POST", "share", json=given))["url"]
+
     async def stop(self, process: str) -> ExecResult:
         return await self.ask(ExecResult, "DELETE", f"processes/{process}")
 
@@ -190,32 +194,28 @@ class RemoteSandbox:
         if not (status.get("providerSandboxId") or provider == "noop"):
             raise errors.NotFound(
                 f"session {session_id} is {status['status']} and has no sandbox: have the control "
-                "plane prepare it, and use wait_and_connect"
+                "plane prepare it, and wait for it"
             )
         self._at = at
 
     async def wait_and_connect(self, session: Mapping[str, Any]) -> None:
-        """Wait up to 5 s for the sandbox of a session that prepare has answered, and connect.
+        """Connect to the sandbox of a session that prepare has answered; wait up to 5 s for it.
 
-        Raises:
-            BackendUnavailable: it has not come.
+        Raises what `connect_to` does.
         """
-        told, session_id = session, str(session["id"])
-        if self.mode == "cloud" and not told["providerSandboxId"] and told["provider"] != "noop":
-            told = await self._come(session_id)
-        await self.connect_to(session_id, told.get("provider", ""))
+        if self._redis and self.mode == "cloud":
+            from mcp_sandbox.storage.redis import Bridge
 
-    async def _come(self, session_id: str) -> Mapping[str, Any]:
-        at = _HttpSession(self._http, session_id)
-        for _ in range(_TRIES):
-            status = await at.ask(dict[str, Any], "GET", "status")
-            if status.get("providerSandboxId"):
-                return status
+            async with aclosing(Bridge(self._redis)) as told:
+                await told.wait(str(session["id"]), _WAIT_S, _TRIES)
+        for left in reversed(range(_TRIES)):
+            try:
+                return await self.connect_to(str(session["id"]), session.get("provider", ""))
+            except errors.NotFound:
+                if not left:
+                    raise
             await anyio.sleep(_WAIT_S / _TRIES)
-        raise errors.BackendUnavailable(
-            f"the sandbox of session {session_id} has not come within {_WAIT_S:g} s: see what the "
-            "control plane says of it, then wait again"
-        )
+        return None
 
     async def disconnect(self) -> None:
         """Drop the reference; the sandbox goes on as the control plane wants it."""
@@ -272,6 +272,24 @@ class RemoteSandbox:
         """Put files, by their names, into a folder."""
         put = self._here.write_file
         return [await put(f"{folder}/{name}", data) for name, data in files.items()]
+
+    async def share(self, path: str, *, expires_s: float = 3600) -> str:
+        """Return an address by which anybody can download a copy of a file for this long."""
+        return await self._here.share(path, expires_s=expires_s)
+
+    async def sync(self) -> None:
+        """Save the chat's files to the object store now."""
+        if isinstance(here := self._here, _HttpSession):
+            await here.ask(dict[str, Any] | None, "POST", "sync")  # type: ignore[arg-type]
+        elif self._manager:
+            await self._manager.backups.save(here.chat)
+
+    async def restore(self, key: str | None = None) -> None:
+        """Put back a backup of the chat's files, by default the newest."""
+        if isinstance(here := self._here, _HttpSession):
+            await here.ask(dict[str, Any], "POST", "restore", json={"key": key})
+        elif self._manager:
+            await self._manager.backups.restore(here.chat, key)
 
     async def bootstrap_website(self, command: str, port: int, *, cwd: str | None = None) -> str:
         """Start a web server in the background; return the address at which a browser sees it."""

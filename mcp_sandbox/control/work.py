@@ -10,7 +10,6 @@ from codecs import getincrementaldecoder
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from functools import partial
-from http import HTTPStatus
 from typing import Annotated, Generic, TypeVar
 
 import anyio
@@ -18,6 +17,7 @@ from fastapi import APIRouter, Depends, Query, Request, UploadFile
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
+from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from mcp_sandbox import errors
@@ -40,27 +40,24 @@ _STALLED_S = 60.0
 _BREAKS = {ord(each): f"\\u{ord(each):04x}" for each in "\x85\u2028\u2029"}
 _LINES, _BYTES = "application/x-ndjson", "application/octet-stream"
 
-# The first that fits counts. What may have run is gone, and not worth a retry by a proxy.
-_STATUS: tuple[tuple[type[errors.SandboxError], HTTPStatus], ...] = (
-    (errors.NotFound, HTTPStatus.NOT_FOUND),
-    (errors.NotPermitted, HTTPStatus.FORBIDDEN),
-    (errors.TooLarge, HTTPStatus.REQUEST_ENTITY_TOO_LARGE),
-    (errors.WorkspaceFull, HTTPStatus.INSUFFICIENT_STORAGE),
-    (errors.AlreadyExists, HTTPStatus.CONFLICT),
-    (errors.Busy, HTTPStatus.CONFLICT),
-    (errors.NoMatch, HTTPStatus.CONFLICT),
-    (errors.Ambiguous, HTTPStatus.CONFLICT),
-    (errors.CallerError, HTTPStatus.BAD_REQUEST),
-    (errors.SandboxGone, HTTPStatus.GONE),
-)
+# The first that fits counts; 410 is what no proxy asks for again.
+_STATUS: Mapping[int, tuple[type[SandboxError], ...]] = {
+    404: (errors.NotFound,),
+    403: (errors.NotPermitted,),
+    413: (errors.TooLarge,),
+    507: (errors.WorkspaceFull,),
+    409: (errors.AlreadyExists, errors.Busy, errors.NoMatch, errors.Ambiguous),
+    400: (errors.CallerError,),
+    410: (errors.SandboxGone,),
+    503: (SandboxError,),
+}
 
 
-def problem(error: errors.SandboxError) -> dict[str, object]:
-    """Return an error as a problem document (RFC 9457): `title` is its class."""
-    fits = (status for kind, status in _STATUS if isinstance(error, kind))
-    status = next(fits, HTTPStatus.SERVICE_UNAVAILABLE)
-    said = str(error) or type(error).__doc__ or ""
-    return {"title": type(error).__name__, "status": int(status), "detail": said}
+def problem(error: SandboxError) -> dict[str, object]:
+    """Return an error as a problem document (RFC 9457), whose `title` is its class."""
+    status = next(number for number, kinds in _STATUS.items() if isinstance(error, kinds))
+    said = str(error) or type(error).__doc__
+    return {"title": type(error).__name__, "status": status, "detail": said}
 
 
 class Given(BaseModel):
@@ -153,8 +150,7 @@ class Streamed(Response):
         try:
             async with own_tasks() as tasks:
                 tasks.start_soon(_hung_up, receive, tasks.cancel_scope)
-                if self._alive:
-                    tasks.start_soon(self._stay_alive, put)
+                tasks.start_soon(self._stay_alive, put)
                 await self._make(put)
         except SandboxError as exc:
             if not self._begun:
@@ -174,10 +170,10 @@ class Streamed(Response):
             with anyio.move_on_after(_STALLED_S) as limit:
                 await send({"type": "http.response.body", "body": data, "more_body": more})
         if limit.cancelled_caught:
-            raise InvalidArgument(f"the client took nothing for {_STALLED_S:g} s")
+            raise ClientDisconnect
 
     async def _stay_alive(self, put: Put) -> None:
-        while True:
+        while self._alive:
             await anyio.sleep(_ALIVE_S)
             await put(self._alive)
 
