@@ -9,7 +9,7 @@ from importlib import import_module
 
 import anyio
 from anyio import to_thread
-from fastapi import FastAPI
+from starlette.types import ASGIApp
 
 from mcp_sandbox.agents.assistants import read_assistant
 from mcp_sandbox.app.agents import read_spec
@@ -28,7 +28,7 @@ _Hook = Callable[..., object]
 @asynccontextmanager
 async def open_control(
     config: Config, manager: Callable[[], Awaitable[SessionManager]]
-) -> AsyncGenerator[FastAPI]:
+) -> AsyncGenerator[ASGIApp]:
     """Open the control API; the sandboxes that it has begun to make end with the block.
 
     Raises ConfigError: `control.access_check` or `fleet.redis` cannot be used.
