@@ -83,14 +83,15 @@ async def test_a_daemon_that_hands_over_finishes_its_call_beside_the_new_one(
     async with running(where) as old, in_chat(where, "a") as client:
         slow = {"command": "touch begun; while [ ! -e done ]; do sleep 0.05; done; echo finished"}
         number = await client.request("tools/call", {"name": "exec", "arguments": slow})
-        while not (begun := [*where.data.rglob("begun")]):
+        files = where.data / "sandbox" / "workspace" / "local" / "chat-a"
+        while not (files / "begun").exists():
             await anyio.sleep(0.01)
         assert await control(where, "hand-over") == {"result": {}}
         async with running(where) as new:
             async with in_chat(where, "b") as other:
                 assert await other.exec("echo in b") == "in b\n"
             assert old.process.returncode is None
-            (begun[0].parent / "done").touch()
+            (files / "done").touch()
             answer = await client.answer(number)
             assert answer["result"]["content"][0]["text"] == "finished\n"
             assert await old.end() == 0
