@@ -32,7 +32,6 @@ from mcp_sandbox.runner.wire.terminal_frames import (
     FrameError,
     Frames,
     frame,
-    size,
 )
 from mcp_sandbox.sessions.manager import SessionManager
 from mcp_sandbox.sessions.session import Session
@@ -179,12 +178,12 @@ class ChatControl:
             SandboxError: the shell cannot begin; nothing was sent to the client.
         """
         session = await self.session(arguments)
-        first = size(_positive(arguments, "rows"), _positive(arguments, "columns"))
+        size = [_positive(arguments, "rows"), _positive(arguments, "columns")]
         tty, term = bool(arguments.get("tty", True)), arguments.get("term")
         if not (isinstance(term, str) and _TERM.fullmatch(term)):
             term = "xterm-256color"
         env, room = {"TERM": term} if tty else {}, int(arguments.get("room") or 0)
-        args = {"env": env, "tty": tty, "command": arguments.get("command", [])}
+        args = {"env": env, "tty": tty, "size": size, "command": arguments.get("command", [])}
         shown = Frames()
         await connection.tell({"event": {"chat": str(session.chat)}})
 
@@ -193,7 +192,7 @@ class ChatControl:
                 if kind not in (END, ERROR):
                     await connection.send(frame(kind, content))
 
-        async with aclosing(_typed(first, connection)) as typed:
+        async with aclosing(_typed(connection)) as typed:
             try:
                 ended = await session.shell(typed, show, args=args, room=room)
             except (SandboxError, FrameError) as exc:
@@ -243,9 +242,8 @@ def find_chat(text: str, chats: Collection[ChatId]) -> ChatId:
     raise NotFound(f"no chat is called {text!r}: `mcp-sandbox ls` lists them")
 
 
-async def _typed(first: bytes, connection: TimedStream) -> AsyncGenerator[bytes]:
+async def _typed(connection: TimedStream) -> AsyncGenerator[bytes]:
     """Yield the person's frames as they come, unchecked: the runner checks them."""
-    yield first
     with suppress(anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
         while True:
             yield await connection.receive()

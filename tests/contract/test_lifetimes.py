@@ -10,7 +10,6 @@ from mcp_sandbox.app.chats import open_backend, open_manager
 from mcp_sandbox.config import Config
 from mcp_sandbox.errors import BackendUnavailable, CapacityReached, SandboxGone, WorkspaceFull
 from mcp_sandbox.models import ChatId
-from mcp_sandbox.runner.wire.terminal_frames import size
 from mcp_sandbox.sessions.manager import SessionManager
 from mcp_sandbox.sessions.session import Session
 from tests.sessions.clocks import SetClock
@@ -268,13 +267,13 @@ async def test_a_shell_that_stays_open_holds_up_no_call_at_the_highest_age(
     shown = anyio.Event()
 
     async def typed() -> AsyncGenerator[bytes]:
-        yield size(24, 80)
         await anyio.sleep_forever()
+        yield b""
 
     async def show(_data: bytes) -> None:
         shown.set()
 
-    args = {"env": {"TERM": "dumb"}, "tty": True, "command": []}
+    args = {"env": {"TERM": "dumb"}, "tty": True, "size": [24, 80], "command": []}
 
     async def person() -> None:
         with pytest.raises(SandboxGone):

@@ -179,6 +179,9 @@ async def test_the_daemon_leaves_background_work_to_the_next_one(config: Config)
         assert (await session.exec("kill -0 $(cat pid) && kill $(cat pid)")).success
         assert [info.id for info in await running(config)] == [left.id]
         assert await session.take_notices() == []
+        with anyio.fail_after(10):
+            while [row for row in await second.list() if row.background]:
+                await anyio.sleep(0.02)
     await none_runs(config)
 
 

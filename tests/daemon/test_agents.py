@@ -73,7 +73,8 @@ async def run(where: Place, prompt: str, *more: str) -> Done:
 @asynccontextmanager
 async def talking(where: Place, number: int, *more: str) -> AsyncGenerator[forked.Program]:
     """A run that has begun to talk, and would not end; it leaves `sleep NUMBER` behind."""
-    code = f"subprocess.Popen(['setsid', 'sleep', '{number}']); talk('so far'); time.sleep(99)"
+    left = f"subprocess.Popen(['sleep', '{number}'], start_new_session=True)"
+    code = f"{left}; talk('so far'); time.sleep(99)"
     given = where.arguments("agent run", "--chat", "sums", code, *more)
     async with forked.start(given, env=where.environment(), cwd="/") as program:
         said = b""

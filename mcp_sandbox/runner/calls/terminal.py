@@ -55,6 +55,8 @@ def _start(args: dict[str, Any]) -> tuple[int, int, dict[int, bytes]]:
     try:
         if args["tty"]:
             master, slave = os.openpty()
+            # Before the program starts, which may ask for it at once.
+            worker.resize(slave, *args["size"])
             theirs, keys, outputs = [slave] * 3, os.dup(master), {master: DATA}
         else:
             (stdin, keys), (out, stdout), (err, stderr) = os.pipe(), os.pipe(), os.pipe()
