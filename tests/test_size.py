@@ -1,6 +1,7 @@
 """Folders that can be read as a table of contents, modules that are worth a file of their own."""
 
 import ast
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -75,6 +76,17 @@ def large_classes(package: Path) -> Iterator[str]:
                     yield f"{place}: {node.name} has {methods} methods, divide it"
 
 
+def unnamed_modules(package: Path) -> Iterator[str]:
+    """Yield a sentence for each module that the docstring of its folder does not name."""
+    for file in read_modules(package).values():
+        folder = file.parent / "__init__.py"
+        if file.parent == package or file.stem == "__main__" or not folder.exists():
+            continue
+        about = ast.get_docstring(ast.parse(folder.read_text())) or ""
+        if file.stem not in re.findall(r"\w+", about):
+            yield f"{folder.relative_to(package.parent)} says nothing of {file.stem}"
+
+
 def long_files(package: Path) -> Iterator[str]:
     """Yield a hint for each file that has grown long."""
     for file in sorted(package.rglob("*.py")):
@@ -83,7 +95,7 @@ def long_files(package: Path) -> Iterator[str]:
             yield f"{file.relative_to(package.parent)} has {lines} lines, {LINES_OF_A_HINT} is long"
 
 
-RULES = [crowded_folders, small_modules, large_classes]
+RULES = [crowded_folders, small_modules, large_classes, unnamed_modules]
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -126,8 +138,13 @@ METHODS = "".join(f"    def m{number}(self): ...\n" for number in range(METHODS_
             {"big.py": f"class Big:\n{METHODS}    async def _one_more(self): ...\n"},
             "house/big.py: Big has 26 methods, divide it",
         ),
+        (
+            unnamed_modules,
+            {"room/__init__.py": '"""Has walls."""\n', "room/wall.py": "", "room/walls.py": ""},
+            "house/room/__init__.py says nothing of wall",
+        ),
     ],
-    ids=["folder", "module", "module-by-its-folder", "class"],
+    ids=["folder", "module", "module-by-its-folder", "class", "docstring"],
 )
 def test_planted_violation_is_told(
     tmp_path: Path, rule: Rule, files: Mapping[str, str], complaint: str

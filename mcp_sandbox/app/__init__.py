@@ -2,6 +2,7 @@
 
     chats          the manager of sessions over a backend; `open_session`; stdio
     daemon         `mcp-sandbox serve`: one MCP server for all clients of a socket, and over HTTP
+    control        the HTTP API of platforms, when it is enabled
     agents         `open_agent`: an assistant, a chat's computer, and the ways out of it
     skill_tests    a skill tried out in a sandbox of its own
     demo           `mcp-sandbox demo`

@@ -1,6 +1,11 @@
 """Where a sandbox lives: backends start a runner in isolation and open byte channels to it.
 
-docker: a hardened container per sandbox. bubblewrap: unprivileged namespaces, no engine needed;
-unsafe-local is the same with its walls off. They share the two protocols in base.py and what is
-beside it (sandbox_records, local_socket, runner_copy); none knows chats, files or tools.
+    base               the two protocols that each backend meets
+    docker/            a hardened container per sandbox
+    bubblewrap/        unprivileged namespaces, no engine needed; with its walls off: unsafe-local
+    sandbox_records    what is kept on disk of a sandbox on this machine
+    local_socket       connects to a runner whose directory is shared with this machine
+    runner_copy        the runner as sandboxes get it
+
+A backend knows no chats, no files, no tools and no other backend.
 """

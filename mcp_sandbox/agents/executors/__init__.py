@@ -1,4 +1,11 @@
-"""The agent programs that can be run, by their names."""
+"""The agent programs that can be run, by their names.
+
+    base             what an executor does, and what it is given
+    claude, codex    how these programs are started, and what the lines that they print mean
+    direct           a command line that the request itself names
+
+An executor knows no run, no model service and no sandbox: it writes a command and reads lines.
+"""
 
 from collections.abc import Mapping
 
