@@ -133,7 +133,7 @@ class Agent:
         executor, version = self.executor(), "none"
 
         async def leave(_: object) -> None:
-            """Nothing is told yet."""
+            """Ignore it: nothing is told yet."""
 
         async with self.way(leave) as way:
             if self.sandbox:

@@ -131,7 +131,7 @@ def _matches(
 
 
 def _lines(tool: str, given: Mapping[str, str]) -> tuple[str, ...]:
-    """Command lines of which each does what the call does; none for tools that are no commands."""
+    """Return command lines that each do what the call does; none for what is no command."""
     if tool == "exec":
         return (given.get("command", ""),)
     if tool == "run_code":

@@ -349,7 +349,7 @@ def _what_made_room(ended: models.Background) -> str:
 
 
 def file_content(content: models.FileContent) -> CallToolResult:
-    """Numbered lines, an image, or a description of bytes that are neither."""
+    """Return numbered lines, an image, or a description of bytes that are neither."""
     meta = {name: getattr(content, name) for name in _OF_FILE} | {"path": show_name(content.path)}
     if content.kind == "text":
         return _numbered(content, meta)
@@ -424,7 +424,7 @@ def glob_result(result: models.GlobResult) -> CallToolResult:
 
 
 def grep_result(result: models.GrepResult) -> CallToolResult:
-    """`file:line:text`, then how many matches there are."""
+    """Return lines of `file:line:text`, then how many matches there are."""
     lines = fitting((clip(show_name(line), 2_000) for line in result.lines), _OUTPUT_BYTES)
     truncated = result.truncated or len(lines) < len(result.lines)
     matches, files = _count(result.matches, "match", "matches"), _count(result.files, "file")
@@ -563,5 +563,5 @@ def structured(answer: BaseModel) -> CallToolResult:
 
 
 def as_json(answer: BaseModel) -> str:
-    """Structured content as it goes over the wire."""
+    """Return structured content as it goes over the wire."""
     return answer.model_dump_json(exclude_none=True)

@@ -36,7 +36,7 @@ def event(logger: logging.Logger, name: str, **fields: object) -> None:
 
 @contextmanager
 def masked(mask: Callable[[str], str]) -> Generator[None]:
-    """While the block runs, write log lines, with tracebacks in them, as `mask` returns them."""
+    """Write log lines, and tracebacks in them, as `mask` returns them while the block runs."""
 
     def mask_lines_of(handler: logging.Handler) -> None:
         shown = handler.format

@@ -88,7 +88,7 @@ class Ages(Generic[K]):
 
 
 def limit_wall_clock(now: Moment, anchor: Moment) -> Moment:
-    """`now`, with no more on the wall clock than `anchor` and the time since allow."""
+    """Return `now`, with no more on the wall clock than `anchor` and the time since allow."""
     passed_s = max(0.0, now.steady_s - anchor.steady_s)
     return Moment(min(now.wall_s, anchor.wall_s + passed_s), now.steady_s)
 

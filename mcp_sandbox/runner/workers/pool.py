@@ -368,7 +368,7 @@ class SpareWorkers:
         return self._watch(WorkerHandle(pid, mine, is_python=False))
 
     def _be_worker(self, control: native.Socket) -> None:
-        """Never returns: objects of the parent's frames stay alive, unused."""
+        """Serve jobs and never return: objects of the parent's frames stay alive, unused."""
         try:
             self._loop.close_in_child()
             os.dup2(control.fileno(), native.CONTROL_FD, inheritable=False)

@@ -116,7 +116,7 @@ class SkillResources(Extension):
         )
 
     async def list(self, asked: Asked, params: PaginatedRequestParams) -> ListResourcesResult:
-        """Our own, and the SKILL.md of what a model may use; clients show models this list."""
+        """List our own, and the SKILL.md of what a model may use; clients show models this list."""
         catalogue = await self._visible.catalogue(asked)
         documents = (skill for skill in catalogue.skills if skill.front.model_invocable)
         known: list[Resource | Skill] = [*_OWN, *documents]
@@ -224,7 +224,7 @@ def _fresh(**result: object) -> dict[str, Any]:
 
 
 def _problems_as_json(catalogue: Catalogue) -> str:
-    """First what is not offered at all, then the flaws of what is; `omitted` counts the rest."""
+    """Return what is not offered, then the flaws of what is; `omitted` counts the rest."""
     problems = [
         {**about, **{k: v for k, v in asdict(diagnostic).items() if v is not None}}
         for about, diagnostic in _problems(catalogue)

@@ -1,4 +1,7 @@
-"""Tools that run something."""
+"""Tools that run something: what the model reads of them, progress, and hints with a result.
+
+The languages are `models.Language`; runner/calls/command.py has the command that runs each.
+"""
 
 import codecs
 import re
@@ -247,7 +250,7 @@ def waits(longest_s: float) -> tuple[Any, float]:
 
 
 def code_tools(calls: CallsConfig, *, note: str) -> list[SandboxTool]:
-    """run_code and exec; `note` is added to their descriptions."""
+    """Return run_code and exec; `note` is added to their descriptions."""
     anything = CHANGES.model_copy(update={"open_world_hint": True})
     tool = partial(build_tool, annotations=anything, note=note)
     wait = {"wait_s": waits(calls.longest_wait)}
