@@ -19,7 +19,7 @@ test: $(READY) ## install and start what the tests need (as root on Debian or Ub
 	@tests/provision.sh
 	@$(BIN)/python -m tests.run $(ARGS)
 
-quick: $(READY) ## the tests that start no engine and no program of ours, every backend's on bubblewrap
+quick: $(READY) ## the tests that start no engine and no mcp-sandbox, every backend's on bubblewrap
 	@$(BIN)/python -m tests.run --together -q \
 	  -m "$(NO_ENGINE) and not slow and not alone" -k "not unsafe-local" \
 	  $(addprefix --ignore tests/,e2e daemon relay clients shipped test_cli.py app/test_demo.py \

@@ -45,7 +45,7 @@ Ask = Callable[[str, Mapping[str, object]], Awaitable[Any]]
 
 @dataclass(frozen=True)
 class Step:
-    """One thing an agent does: a tool of ours, and what SWE-ReX is asked for the same."""
+    """One thing an agent does: a tool, and what SWE-ReX is asked for the same."""
 
     kind: str
     tool: str

@@ -1,4 +1,4 @@
-"""Memory: of a container that nobody uses, and of a server under much output."""
+"""Memory: of an unused container, and of a server under much output."""
 
 import os
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable

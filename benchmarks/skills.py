@@ -23,10 +23,10 @@ _DOCUMENT = """\
 ---
 name: skill-{number}
 description: Does thing {number} from beginning to end, with the checks that it needs. Use it when \
-somebody asks for thing {number}, names one of its files, or wants to know how it is done.
+a person asks for thing {number}, names one of its files, or wants to know how it is done.
 license: MIT
 metadata:
-  author: somebody
+  author: a person
   version: "1.{number}"
 ---
 # Thing {number}

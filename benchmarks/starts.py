@@ -146,7 +146,7 @@ async def _bubblewrap_start(pairs: int) -> Measured:
 
 
 class _BareBubblewrap:
-    """bwrap with a sandbox's arguments and nothing of ours around it. Making one blocks."""
+    """bwrap with a sandbox's arguments and nothing around it. Making one blocks."""
 
     def __init__(self, folder: Path) -> None:
         self._host = host = Host(folder)

@@ -38,7 +38,7 @@ async def _server(
             with anyio.fail_after(30):
                 found = await _announced(process.stderr, re.compile(announces))
             async with anyio.create_task_group() as tasks:
-                # A log that nobody reads would stop the server when the pipe is full.
+                # A log that is not read would stop the server when the pipe is full.
                 tasks.start_soon(_read_on, process.stderr)
                 yield found
                 tasks.cancel_scope.cancel()

@@ -191,7 +191,7 @@ class Control:
         wanted = {"project": project, "new": has_lived and is_gone, "first": is_first}
         if spec:
             await manager.session(chat, spec)
-        # The record is locked while somebody else makes its sandbox or ends it.
+        # The record is locked while another call or server makes its sandbox or ends it.
         if kept != wanted:
             await self._keep(chat, wanted)
         if has_lived and is_gone:

@@ -289,7 +289,7 @@ class Saving:
         return max([now, *(backup.epoch + 1 for backup in found)])
 
     async def _list_soon(self, chat: ChatId) -> Sequence[Backup]:
-        """List the chat's backups while somebody waits, unless the store failed just now."""
+        """List the chat's backups while a call waits, unless the store failed just now."""
         if self._now_s() < self._not_before_s:
             raise StorageUnavailable(self._why)
         with self._asking():

@@ -42,7 +42,7 @@ from mcp_sandbox.web.in_flight import (
 logger = logging.getLogger(__name__)
 
 PATH, CONTROL = "/mcp", "/api/"
-# Bodies of files are taken piece by piece, by whoever asks for them.
+# Bodies of files are taken piece by piece, by the route that serves them.
 _FILES = "/files"
 _USER_HEADER = "mcp-sandbox-user"
 _SESSION_HEADER = "mcp-session-id"

@@ -37,7 +37,7 @@ _PROCESS = re.compile(r"[0-9a-f]{16}")
 _LABEL = re.compile(r"[0-9a-f]{16}/[0-9a-f]{16}")
 _ATTEMPTS = 20
 # Stands for the chat that is not known yet: where a pool can be used, no alias names one.
-_NOBODY = ChatId("nobody", "nobody")
+_NO_CHAT = ChatId("nobody", "nobody")
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ class PoolFolder:
                     layout.enter_shown(stack, tree, layout.SHOWN)
             if self._settings.subdirectories:
                 layout.seed(tree, self._owner)
-            planned = layout.plan(_NOBODY, self._settings.aliases)
+            planned = layout.plan(_NO_CHAT, self._settings.aliases)
             layout.make_aliases(sandbox, tree, planned, self._owner)
             inode = os.fstat(tree).st_ino
         return WarmTrees(label, self._directories(self._pool / label / "new", inode))
@@ -179,7 +179,7 @@ class PoolFolder:
 
     def _directories(self, place: Path, inode: int) -> ChatDirectories:
         trees = {kind: place / kind for kind in self._kinds}
-        planned = layout.plan(_NOBODY, self._settings.aliases)
+        planned = layout.plan(_NO_CHAT, self._settings.aliases)
         return chat_directories(trees, inode, planned, self._data_root)
 
     def _adopt(self, warm: WarmTrees, chat: ChatId) -> None:

@@ -54,7 +54,7 @@ async def test_problems_are_named_with_their_place(session: Session) -> None:
         "bad/SKILL.md:6: warning: references/no.md is not there",
         "bad/SKILL.md:6: warning: ../y.md lies outside of the skill's folder",
         "bad/SKILL.md:7: warning: a download is run unseen: bundle the script instead",
-        "bad/SKILL.md:8: warning: characters that nobody sees",
+        "bad/SKILL.md:8: warning: invisible characters",
         "bad: not valid",
         "nosuch: error: there is no such folder",
         "nosuch: not valid",

@@ -162,7 +162,7 @@ class Skill:
         elif not re.search(r"(?i)\b(use|when|whenever|before|after|if)\b", value):
             self.warn("the description does not say when to use it: add `Use when …`", line)
         if HIDDEN.search(value):
-            self.warn("the description holds characters that nobody sees", line)
+            self.warn("the description holds invisible characters", line)
 
     def _judge_body(self, body: str, first_line: int) -> None:
         lines = body.split("\n")
@@ -172,7 +172,7 @@ class Skill:
             self.warn(f"the body has {len(lines)} lines: move detail into references/", first_line)
         for number, line in enumerate(lines, first_line):
             if HIDDEN.search(line):
-                self.warn("characters that nobody sees", number)
+                self.warn("invisible characters", number)
             if PIPED.search(line):
                 self.warn("a download is run unseen: bundle the script instead", number)
             for target in dict.fromkeys((*REFERENCE.findall(line), *LINK.findall(line))):
