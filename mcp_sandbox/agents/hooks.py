@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import anyio
 
@@ -19,9 +19,6 @@ from mcp_sandbox.agents.events import Completion
 from mcp_sandbox.errors import ConfigError, NotPermitted, TooLarge
 from mcp_sandbox.models import ChatId
 from mcp_sandbox.sessions.chat_records import UseTimes
-
-if TYPE_CHECKING:
-    from mcp_sandbox.agents.run import Agent
 
 LIMIT_S = 60.0
 _MOST_MEMORY = 64 << 10
@@ -41,17 +38,18 @@ class FileInfo:
     mod_time: float
 
 
+@dataclass(frozen=True)
 class Computer:
     """The sandbox for a hook: `read_file`, `write_file`, `list_dir` and `exec` of its agent.
 
     Relative paths start at the workspace, `workdir`.
     """
 
-    workdir = "/workspace"
-
-    def __init__(self, agent: "Agent") -> None:
-        self._read = agent.read_file
-        self.write_file, self.list_dir, self.exec = agent.write_file, agent.list_dir, agent.exec
+    _read: Callable[[str], Awaitable[bytes]]
+    write_file: Callable[[str, bytes | str], Awaitable[None]]
+    list_dir: Callable[..., Awaitable[list[FileInfo]]]
+    exec: Callable[[Sequence[str]], Awaitable[str]]
+    workdir: ClassVar[str] = "/workspace"
 
     async def read_file(self, path: str) -> str:
         return (await self._read(path)).decode("utf-8", "replace")

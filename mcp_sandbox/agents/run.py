@@ -153,7 +153,8 @@ class Agent:
         try:
             with run.telling, run.scope:
                 known = await self.memory.load() if self.memory else {}
-                computer = Computer(self) if self.sandbox else None
+                calls = self.read_file, self.write_file, self.list_dir, self.exec
+                computer = Computer(*calls) if self.sandbox else None
                 context = Context(self.chat, run.progress, computer, deepcopy(known))
                 messages = await self.hooks.before(context, messages, options)
                 conversation = read_conversation([*self.assistant.prompts, *messages])
