@@ -11,7 +11,8 @@ from mcp_sandbox.runner.kernel import processes
 from mcp_sandbox.runner.kernel.native import close, signal
 from mcp_sandbox.runner.wire.protocol import OpError
 from mcp_sandbox.runner.workers.pool import describe_processes
-from mcp_sandbox.runner.workers.worker import BASH, remove_code, watched
+from mcp_sandbox.runner.workers.programs import watched
+from mcp_sandbox.runner.workers.worker import BASH, remove_code
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from mcp_sandbox.runner.kernel import processes
 from mcp_sandbox.runner.kernel.native import signal
 from mcp_sandbox.runner.wire import terminal_frames
 from mcp_sandbox.runner.wire.terminal_frames import DATA, SIZE, STDERR, FrameError
-from mcp_sandbox.runner.workers import worker
+from mcp_sandbox.runner.workers import programs
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -48,25 +48,25 @@ def run(args: dict[str, Any], typed: int, shown: int, _end: bytes) -> dict[str, 
 
 def _start(args: dict[str, Any]) -> tuple[int, int, dict[int, bytes]]:
     """Start the shell; return its pid, its input, and its outputs with their kind of frame."""
-    worker.enter(args["cwd"])
-    env = worker.watched(args["env"]) if args["tty"] else args["env"]
+    programs.enter(args["cwd"])
+    env = programs.watched(args["env"]) if args["tty"] else args["env"]
     command = ["-c", 'exec "$@"', "bash", *args["command"]] if args["command"] else []
     job = {**args, "program": _SHELL, "argv": ["bash", *command], "env": env}
     try:
         if args["tty"]:
             master, slave = os.openpty()
             # Before the program starts, which may ask for it at once.
-            worker.resize(slave, *args["size"])
+            programs.resize(slave, *args["size"])
             theirs, keys, outputs = [slave] * 3, os.dup(master), {master: DATA}
         else:
             (stdin, keys), (out, stdout), (err, stderr) = os.pipe(), os.pipe(), os.pipe()
             theirs, outputs = [stdin, stdout, stderr], {out: DATA, err: STDERR}
-        pid = worker.begin(job, theirs)
+        pid = programs.begin(job, theirs)
     except OSError as exc:
-        raise worker.cannot_start(_SHELL, exc) from exc
+        raise programs.cannot_start(_SHELL, exc) from exc
     for end in {*theirs}:
         os.close(end)
-    worker.lower_priority(pid, grow=args["grow"])
+    programs.lower_priority(pid, grow=args["grow"])
     return pid, keys, outputs
 
 
@@ -152,7 +152,7 @@ class _Terminal:
                 self._resize(*terminal_frames.rows_and_columns(content))
 
     def _resize(self, rows: int, columns: int) -> None:
-        worker.resize(self._keys, rows, columns)
+        programs.resize(self._keys, rows, columns)
         try:
             os.tcgetpgrp(self._keys)
         except OSError:

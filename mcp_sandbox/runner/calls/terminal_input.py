@@ -9,7 +9,7 @@ from mcp_sandbox.runner.kernel import processes
 from mcp_sandbox.runner.kernel.loop import PipeWriter
 from mcp_sandbox.runner.kernel.native import signal
 from mcp_sandbox.runner.wire.protocol import COLUMNS, ROWS, OpError
-from mcp_sandbox.runner.workers.worker import resize
+from mcp_sandbox.runner.workers.programs import resize
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

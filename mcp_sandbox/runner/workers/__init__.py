@@ -2,6 +2,7 @@
 
 pool             forks workers, hands them jobs, hears of their end
 worker           the process: one job, subreaper of all it starts
+programs         how it starts one: descriptors, terminal, signals, priority
 fork_server      workers and the warm interpreter as pid 1 sees them
 python_worker    the warm interpreter: forks a fresh `__main__` for each piece of code
 main_file        runs a file as `__main__`

@@ -13,7 +13,7 @@ from mcp_sandbox.runner.kernel import native, processes
 from mcp_sandbox.runner.kernel.loop import READ, DeferredAction
 from mcp_sandbox.runner.kernel.native import signal
 from mcp_sandbox.runner.wire.protocol import OpError
-from mcp_sandbox.runner.workers import worker
+from mcp_sandbox.runner.workers import programs, worker
 from mcp_sandbox.runner.workers.fork_server import (
     PythonForkServer,
     WorkerHandle,
@@ -374,7 +374,7 @@ class SpareWorkers:
             os.dup2(control.fileno(), native.CONTROL_FD, inheritable=False)
             os.closerange(native.CONTROL_FD + 1, native.MOST_FDS)
             processes.die_with_parent()
-            worker.serve(native.Socket(fileno=native.CONTROL_FD), worker.spawn)
+            worker.serve(native.Socket(fileno=native.CONTROL_FD), programs.spawn)
         finally:
             os._exit(0)
 

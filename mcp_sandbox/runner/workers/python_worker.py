@@ -26,7 +26,7 @@ from mcp_sandbox.runner.kernel.native import (  # noqa: E402
     wait_for,
 )
 from mcp_sandbox.runner.wire.protocol import MAX_HEADER, OpError  # noqa: E402
-from mcp_sandbox.runner.workers import figures, main_file, worker  # noqa: E402
+from mcp_sandbox.runner.workers import figures, main_file, programs, worker  # noqa: E402
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def _interpreter(control: Socket) -> None:
     processes.rename("mcp-sandbox")
     processes.die_with_parent()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    for number in worker.SHIELDED:
+    for number in programs.SHIELDED:
         signal.signal(number, signal.SIG_IGN)
     # Exempt all objects so far from collection: a fork that ends would scan and copy them.
     gc.freeze()
@@ -90,14 +90,14 @@ class _PythonWorker:
 
     def start(self, job: dict[str, Any], fds: list[int]) -> int:
         """Give the code of `job` to the waiting process; return its pid."""
-        worker.enter(job["cwd"])
+        programs.enter(job["cwd"])
         # A notebook gets its code later, cell by cell.
         path = "" if job.get("notebook") else _save(fds[main_file.CODE_FD], job["name"])
         for _ in range(2):
             try:
                 pid, ours = self._ahead or self._fork(fds)
             except OSError as exc:
-                raise worker.cannot_start("python3", exc) from exc
+                raise programs.cannot_start("python3", exc) from exc
             self._ahead = None
             # User code may have stopped it.
             processes.send(pid, signal.SIGCONT)
@@ -152,7 +152,7 @@ def _become_ordinary(control: int) -> None:
     os.setsid()
     os.dup2(control, native.CONTROL_FD)
     os.closerange(native.CONTROL_FD + 1, native.MOST_FDS)
-    for number in worker.DEFAULT_SIGNALS:
+    for number in programs.DEFAULT_SIGNALS:
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     # Python does this, too: it turns both into exceptions.
@@ -160,14 +160,14 @@ def _become_ordinary(control: int) -> None:
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     # The kernel allows this write only while other processes may inspect this one.
     processes.show_memory()
-    worker.offer_to_the_oom_killer("self")
+    programs.offer_to_the_oom_killer("self")
     processes.hide_memory()
     main_file.warm_up()
 
 
 def _take_on(job: dict[str, Any], fds: list[int]) -> None:
     processes.show_memory()
-    worker.enter(job["cwd"])
+    programs.enter(job["cwd"])
     for number, fd in enumerate(fds):
         os.dup2(fd, number)
     os.closerange(len(fds), native.MOST_FDS)
