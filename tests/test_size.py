@@ -4,6 +4,7 @@ import ast
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -26,9 +27,12 @@ def read_modules(package: Path) -> Mapping[str, Path]:
     }
 
 
-def imported_by(file: Path, package: Path) -> Iterator[str]:
+def imported_by(file: Path, package: Path, *, types_too: bool = True) -> Iterator[str]:
     """Yield the dotted names that a file imports, of modules and of what may be modules."""
-    for node in ast.walk(ast.parse(file.read_text())):
+    tree = ast.parse(file.read_text())
+    if not types_too:
+        tree.body = [each for each in tree.body if "TYPE_CHECKING:" not in ast.unparse(each)]
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (each.name for each in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -87,6 +91,21 @@ def unnamed_modules(package: Path) -> Iterator[str]:
             yield f"{folder.relative_to(package.parent)} says nothing of {file.stem}"
 
 
+def circles(package: Path) -> Iterator[str]:
+    """Yield a sentence for a circle of imports, in functions too, but for those of types."""
+    folders = package.rglob("*/__init__.py")
+    files = {".".join(each.parent.relative_to(package.parent).parts): each for each in folders}
+    imports: dict[str, set[str]] = {}
+    for name, file in (files := {**files, **read_modules(package)}).items():
+        found = files.keys() & {*imported_by(file, package, types_too=False)} - {name}
+        # What a module lies in is imported before it, whether it says so or not.
+        imports[name] = {each for each in found if not name.startswith(f"{each}.")}
+    try:
+        TopologicalSorter(imports).prepare()
+    except CycleError as exc:
+        yield f"{' imports '.join(reversed(exc.args[1]))}: move what both need"
+
+
 def long_files(package: Path) -> Iterator[str]:
     """Yield a hint for each file that has grown long."""
     for file in sorted(package.rglob("*.py")):
@@ -95,7 +114,7 @@ def long_files(package: Path) -> Iterator[str]:
             yield f"{file.relative_to(package.parent)} has {lines} lines, {LINES_OF_A_HINT} is long"
 
 
-RULES = [crowded_folders, small_modules, large_classes, unnamed_modules]
+RULES = [crowded_folders, small_modules, large_classes, unnamed_modules, circles]
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -143,8 +162,16 @@ METHODS = "".join(f"    def m{number}(self): ...\n" for number in range(METHODS_
             {"room/__init__.py": '"""Has walls."""\n', "room/wall.py": "", "room/walls.py": ""},
             "house/room/__init__.py says nothing of wall",
         ),
+        (
+            circles,
+            {
+                "a.py": "from house.room import b\n",
+                "room/b.py": "def late():\n    from house.a import x\n",
+            },
+            "house.a imports house.room.b imports house.a: move what both need",
+        ),
     ],
-    ids=["folder", "module", "module-by-its-folder", "class", "docstring"],
+    ids=["folder", "module", "module-by-its-folder", "class", "docstring", "circle"],
 )
 def test_planted_violation_is_told(
     tmp_path: Path, rule: Rule, files: Mapping[str, str], complaint: str
