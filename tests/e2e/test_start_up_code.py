@@ -100,7 +100,7 @@ _START_UP = {
     "nonsense": "import os\nos.write(3, b'[1]')\n",
     "hello": 'import os\nos.write(3, b\'{"e":"hello","pid":-1}\')\n',
     "closes": "import os\nos.close(3)\n",
-    "seat": "import socket\nsocket.socket.send = lambda *a: 0\n",
+    "python_worker": "import socket\nsocket.socket.send = lambda *a: 0\n",
     "fork": "import os\nos.fork = lambda: 1\n",
 }
 
@@ -129,7 +129,7 @@ async def test_start_up_code_of_the_chat_harms_only_its_own_python(
         assert result is None or result.stdout == "ran\n" or not result.success
     except Unsupported:
         # Said so: the message names the files that may be broken.
-        assert what not in ("hello", "seat")
+        assert what not in ("hello", "python_worker")
     with anyio.fail_after(10):
         assert (await session.exec("cat kept")).stdout == KEPT.decode()
         await session.delete_file(f"{folder}/{kind}")

@@ -53,7 +53,7 @@ async def test_code_that_is_cut_off_as_it_begins_takes_no_notebook_with_it(runne
     async with runner.channel() as channel:
         await cell(channel, "x = 1")
         begun = await cell(channel, "import time; time.sleep(0.3); x", leave=is_over())
-        # The seat of this one has yet to say which process it is.
+        # The worker of this one has yet to say which process it is.
         run = {"language": "python", "code_bytes": 4}
         frames = [({"t": "call", "id": 1, "op": "run", "args": run}, b"pass")]
         await send(runner, *frames, ({"t": "cancel", "id": 1}, b""))

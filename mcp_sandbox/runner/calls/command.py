@@ -157,9 +157,9 @@ class Command:
                 start, fds = self._notebooks.start, self.streams.theirs
                 self._worker = self._notebook = start(self._job, fds, self._on_message)
                 return
-            seat = self._args.get("language") == "python"
+            is_python = self._args.get("language") == "python"
             self._worker = self._pool.start(
-                self._job, self.streams.theirs, self._on_message, seat=seat
+                self._job, self.streams.theirs, self._on_message, is_python=is_python
             )
         except OpError as exc:
             self._failed(exc.code, exc.message)

@@ -112,7 +112,7 @@ class Server:
             # Only now: it runs the chat's start-up files, and before its proof the host has checked
             # the sandbox from outside.
             self._awaited = False
-            self._pool.spares.prepare(seat=True)
+            self._pool.spares.prepare(is_python=True)
         # A call already on its way comes first.
         self.loop.call_later(_LULL_S, self._pool.spares.prepare)
         self._consider_idle()

@@ -159,7 +159,7 @@ def start_interpreter(env: dict[str, str]) -> tuple[int, Socket]:
 
 
 class PythonForkServer:
-    """The warm Python, if any; it forks the Python workers ("seats")."""
+    """The warm Python, if any; it forks the Python workers."""
 
     def __init__(
         self,
@@ -178,11 +178,11 @@ class PythonForkServer:
         """Ask for a worker, starting an interpreter if there is none. May raise OSError."""
         mine, theirs = make_socket_pair()
         try:
-            self._warm().give({"op": "seat"}, [theirs.fileno()])
+            self._warm().give({"op": "python_worker"}, [theirs.fileno()])
         except ConnectionError:
             # It has ended, which has not been reported yet.
             self.worker = None
-            self._warm().give({"op": "seat"}, [theirs.fileno()])
+            self._warm().give({"op": "python_worker"}, [theirs.fileno()])
         finally:
             theirs.close()
         return self._watch(WorkerHandle(None, mine, is_python=True))

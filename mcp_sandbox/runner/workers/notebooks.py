@@ -74,7 +74,7 @@ class Notebooks:
                 {**job, "grow": True},
                 fds,
                 lambda message: self._on_worker_message(name, message),
-                seat=True,
+                is_python=True,
             )
         except OpError:
             mine.close()

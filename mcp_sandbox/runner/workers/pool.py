@@ -1,7 +1,8 @@
 """Workers as pid 1 manages them: it forks them, gives them jobs, and learns of their end.
 
-Two kinds: plain workers are forked from pid 1, and start programs or do file operations; seats are
-forked from the warm interpreter (python_worker.py) and fork once more for each piece of Python.
+Two kinds: plain workers are forked from pid 1, and start programs or do file operations; Python
+workers are forked from the warm interpreter (python_worker.py) and fork once more for each piece
+of Python.
 """
 
 from __future__ import annotations
@@ -97,10 +98,10 @@ class Pool:
         busy = [one.pid for one in self._busy if one.pid and (one.lingers or not one.listener)]
         return busy + [one.pid for one in self._resting if one.pid and one.lingers]
 
-    def rest(self, seat: WorkerHandle, *, rests: bool) -> None:
+    def rest(self, notebook: WorkerHandle, *, rests: bool) -> None:
         """Mark a notebook as idle or busy: idle, only what it has left running counts."""
-        (self._resting.add if rests else self._resting.discard)(seat)
-        (self._busy.discard if rests else self._busy.add)(seat)
+        (self._resting.add if rests else self._resting.discard)(notebook)
+        (self._busy.discard if rests else self._busy.add)(notebook)
         if rests:
             self._looking.plan()
             self.on_quiet()
@@ -119,7 +120,7 @@ class Pool:
         return fits
 
     def start(
-        self, job: dict[str, Any], fds: list[int], listener: Listener, *, seat: bool = False
+        self, job: dict[str, Any], fds: list[int], listener: Listener, *, is_python: bool = False
     ) -> WorkerHandle:
         """Give the job to a free or new worker, or OpError; `listener` gets its messages."""
         if not self._busy:
@@ -127,7 +128,7 @@ class Pool:
         if job["op"] in ("command", "terminal"):
             self.free_held()
         while True:
-            found = self._take(seat=seat)
+            found = self._take(is_python=is_python)
             try:
                 found.give(job, fds)
             except ConnectionError:
@@ -137,9 +138,9 @@ class Pool:
                 found.listener = listener
                 return found
 
-    def _take(self, *, seat: bool) -> WorkerHandle:
+    def _take(self, *, is_python: bool) -> WorkerHandle:
         try:
-            found = self.spares.take(seat=seat)
+            found = self.spares.take(is_python=is_python)
         except OSError as exc:
             self.kill_background()
             raise OpError(
@@ -157,7 +158,7 @@ class Pool:
         """
         if not self._lineage:
             return None
-        self.held = held = self._take(seat=False)
+        self.held = held = self._take(is_python=False)
         self._busy.discard(held)
         try:
             held.give(job, fds)
@@ -196,7 +197,7 @@ class Pool:
     def _take_message(self, speaker: WorkerHandle, message: Any) -> None:  # noqa: ANN401 - as it came
         """Act on a worker's message; a worker that sends a malformed one is killed.
 
-        User code can write as a seat, whose interpreter loads the chat's start-up files.
+        User code can write as a Python worker, whose interpreter loads the chat's start-up files.
         """
         event = message.get("e") if isinstance(message, dict) else None
         if event == "hello" and speaker.pid is None and is_pid(message.get("pid")):
@@ -276,14 +277,14 @@ class Pool:
                 self._loop.call_later(0, self._kill_doomed)
             self._doomed.add(pid)
 
-    def _kill_unnamed(self, seat: WorkerHandle) -> None:
-        """Kill a seat once it reports its pid; the interpreter that forks it has other children."""
+    def _kill_unnamed(self, unnamed: WorkerHandle) -> None:
+        """Kill a Python worker once it reports its pid; what forks it has other children."""
 
         def give_up() -> None:
-            if seat.pid is None and seat in self._busy and self.spares.interpreter.worker:
+            if unnamed.pid is None and unnamed in self._busy and self.spares.interpreter.worker:
                 self.kill(self.spares.interpreter.worker)
 
-        seat.doomed = True
+        unnamed.doomed = True
         self._loop.call_later(_DYING_S, give_up)
 
     def _kill_doomed(self) -> None:
@@ -326,11 +327,11 @@ class SpareWorkers:
         self,
         loop: Loop,
         env: dict[str, str],
-        hear: Callable[[WorkerHandle], None],
+        on_message: Callable[[WorkerHandle], None],
         cool: Callable[[], None],
     ) -> None:
-        """Call `hear` when a worker has sent something, `cool` when unused ones are to be ended."""
-        self._loop, self._hear, self._cool = loop, hear, cool
+        """Call `on_message` when a worker has sent one, `cool` when unused ones are to be ended."""
+        self._loop, self._on_message, self._cool = loop, on_message, cool
         self._idle: dict[bool, list[WorkerHandle]] = {False: [], True: []}
         self.interpreter = PythonForkServer(env, self._watch, self._cool_later)
         self._cooling: Timer | None = None
@@ -339,9 +340,9 @@ class SpareWorkers:
         warm = self.interpreter.worker
         return [*self._idle[False], *self._idle[True], *([warm] if warm else [])]
 
-    def take(self, *, seat: bool) -> WorkerHandle:
-        idle = self._idle[seat]
-        return idle.pop() if idle else self._new(seat=seat)
+    def take(self, *, is_python: bool) -> WorkerHandle:
+        idle = self._idle[is_python]
+        return idle.pop() if idle else self._new(is_python=is_python)
 
     def put_back(self, freed: WorkerHandle) -> None:
         if len(self._idle[freed.is_python]) < _MOST_IDLE:
@@ -350,15 +351,15 @@ class SpareWorkers:
             self.forget(freed)
         self._cool_later()
 
-    def prepare(self, *, seat: bool = False) -> None:
+    def prepare(self, *, is_python: bool = False) -> None:
         try:
-            self._idle[seat] = self._idle[seat] or [self._new(seat=seat)]
+            self._idle[is_python] = self._idle[is_python] or [self._new(is_python=is_python)]
         except OSError:
             # No process is left, or the chat's start-up files end Python: the next call reports it.
             return
 
-    def _new(self, *, seat: bool) -> WorkerHandle:
-        if seat:
+    def _new(self, *, is_python: bool) -> WorkerHandle:
+        if is_python:
             return self.interpreter.start_python_worker()
         mine, theirs = native.make_socket_pair()
         pid = os.fork()
@@ -379,7 +380,7 @@ class SpareWorkers:
             os._exit(0)
 
     def _watch(self, new: WorkerHandle) -> WorkerHandle:
-        self._loop.watch(new.control.fileno(), READ, lambda _events: self._hear(new))
+        self._loop.watch(new.control.fileno(), READ, lambda _events: self._on_message(new))
         return new
 
     def forget(self, gone: WorkerHandle) -> None:

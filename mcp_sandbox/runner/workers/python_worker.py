@@ -2,8 +2,7 @@
 
 Started as a program of its own, or as a fork of pid 1 before that has the token: what runs here
 is user code, with the site-packages, the environment and the flags that `python3 file.py` would
-have. The interpreter forks seats (workers in their own right); a seat forks the process that runs
-the code.
+have. The interpreter forks Python workers; each of them forks the process that runs the code.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class _Run(BaseException):
-    """Unwinds a forked process out of the seat's frames, so that it ends as any program does."""
+    """Unwinds a forked process out of the worker's frames, so that it ends as any program does."""
 
     def __init__(self, job: dict[str, Any], path: str) -> None:
         super().__init__()
@@ -43,7 +42,7 @@ class _Run(BaseException):
 
 
 def _interpreter(control: Socket) -> None:
-    """Fork a seat for each request; returns when pid 1 closes the socket."""
+    """Fork a Python worker for each request; returns when pid 1 closes the socket."""
     processes.hide_memory()
     processes.rename("mcp-sandbox")
     processes.die_with_parent()
@@ -66,9 +65,9 @@ def _interpreter(control: Socket) -> None:
 def _serve_python_worker(control: Socket) -> None:
     processes.die_with_parent()
     send(control, {"e": "hello", "pid": os.getpid()}, [])
-    seat = _PythonWorker()
+    python_worker = _PythonWorker()
     try:
-        worker.serve(control, seat.start, seat.prepare)
+        worker.serve(control, python_worker.start, python_worker.prepare)
     except _Run:
         # Detach, as its number is in use again: Python would warn, and close that file.
         control.detach()
@@ -148,7 +147,7 @@ def _save(code: int, name: str) -> str:
 
 
 def _become_ordinary(control: int) -> None:
-    """Turn a fork of the seat into an ordinary process with nothing open but `control`."""
+    """Turn a fork of the worker into an ordinary process with nothing open but `control`."""
     os.setsid()
     os.dup2(control, native.CONTROL_FD)
     os.closerange(native.CONTROL_FD + 1, native.MOST_FDS)
@@ -194,7 +193,7 @@ def _put_into_environment(wanted: dict[str, str]) -> None:
 def become(control: Socket, env: dict[str, str]) -> None:
     """Turn a fork of pid 1 into the interpreter that `start` would have started; never return.
 
-    The chat's start-up files run when pid 1 asks for a seat, not before. Their output is
+    The chat's start-up files run when pid 1 asks for a worker, not before. Their output is
     dropped, and never reaches the host.
     """
     try:
