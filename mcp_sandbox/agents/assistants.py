@@ -85,8 +85,8 @@ class Assistant:
         self.name, self.connector, self.sandbox = name, written.connector, written.sandbox
         self.tools = {each.server_id: each.tools for each in written.mcp.servers}
         prompts, hooks = folder / "prompts.yml", folder / "hooks.py"
-        told = _read(prompts, _Prompts).root if prompts.exists() else ()
-        self.prompts: Sequence[Mapping[str, str]] = [each.model_dump() for each in told]
+        turns = _read(prompts, _Prompts).root if prompts.exists() else ()
+        self.prompts: Sequence[Mapping[str, str]] = [each.model_dump() for each in turns]
         files = sorted(folder.glob("mcps/*.y*ml"))
         self.servers = {each.stem: _read(each, BridgeServerConfig) for each in files}
         skills = sorted(folder.glob("skills/*/SKILL.md"))
@@ -173,7 +173,7 @@ def _explain(
             node = node.value[key]
             place = f"{file} line {node.start_mark.line + 1}"
     key = ".".join(map(str, error["loc"]))
-    said = error["msg"].removeprefix("Value error, ")
+    message = error["msg"].removeprefix("Value error, ")
     if error["type"] == "extra_forbidden":
-        said = f"there is no such key; there are {', '.join(model.model_fields)}"
-    return f"{place}: {key}: {said}"
+        message = f"there is no such key; there are {', '.join(model.model_fields)}"
+    return f"{place}: {key}: {message}"

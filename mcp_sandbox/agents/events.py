@@ -113,9 +113,9 @@ def parse_line(line: bytes, read: Callable[[Any], Iterable[Event]]) -> list[Even
     """Read a line of JSON by `read`, which may fail in any way; then it is Unknown."""
     kind = ""
     try:
-        said = json.loads(line)
-        kind = "/".join(str(said[key])[:80] for key in ("type", "subtype") if key in said)
-        return list(read(said))
+        event = json.loads(line)
+        kind = "/".join(str(event[key])[:80] for key in ("type", "subtype") if key in event)
+        return list(read(event))
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
         return [Unknown(kind, line[:SHOWN].decode("utf-8", "replace"))]
 

@@ -83,11 +83,11 @@ class Conversation:
     @property
     def prompt(self) -> Sequence[Mapping[str, Any]]:
         """The blocks of the last turn, after those of the earlier ones, which tell who spoke."""
-        told = [{"type": "text", "text": "## Conversation History:"}] if self.turns[1:] else []
+        blocks = [{"type": "text", "text": "## Conversation History:"}] if self.turns[1:] else []
         for each in self.turns[:-1]:
             text, *images = each["content"]
-            told += [{"type": "text", "text": f"[{each['role']}]: {text['text']}"}, *images]
-        return [*told, *self.turns[-1]["content"]]
+            blocks += [{"type": "text", "text": f"[{each['role']}]: {text['text']}"}, *images]
+        return [*blocks, *self.turns[-1]["content"]]
 
 
 def read_conversation(messages: Sequence[Mapping[str, Any]]) -> Conversation:

@@ -348,5 +348,5 @@ def _explain_end(result: ExecResult) -> str:
         why = "memory: no memory was left"
     elif result.killed_because or result.signal:
         why = f"killed: {result.killed_because or f'by {result.signal}'}"
-    said = result.stderr.strip()[-_SHOWN_CHARS:]
-    return f"{why}; it said: {said}" if said else why
+    stderr = result.stderr.strip()[-_SHOWN_CHARS:]
+    return f"{why}; it said: {stderr}" if stderr else why

@@ -119,8 +119,8 @@ async def _placed(
         session = await chats.session(chat, spec)
         if found.skills:
             folders = {"folders": (found.skills, *config.skills.folders)}
-            shown = config.skills.model_copy(update=folders)
-            session.skills.library = SkillLibrary(shown, config.data_dir)
+            skills = config.skills.model_copy(update=folders)
+            session.skills.library = SkillLibrary(skills, config.data_dir)
         yield session, HookMemory(chats.use_times, chat)
 
 
@@ -143,10 +143,12 @@ def read_spec(
 async def _log_usage(
     file: Path, chat: ChatId, assistant: str, connector: str, completion: Completion
 ) -> None:
-    told = asdict(completion)
-    kept = {name: told[name] for name in ("usage", "cost_usd", "turns", "duration_ms", "is_error")}
+    fields = asdict(completion)
+    usage = {
+        name: fields[name] for name in ("usage", "cost_usd", "turns", "duration_ms", "is_error")
+    }
     of = {"user": chat.user, "chat": chat.chat, "assistant": assistant, "connector": connector}
-    line = json.dumps({"time": datetime.now(UTC).isoformat(timespec="seconds"), **of, **kept})
+    line = json.dumps({"time": datetime.now(UTC).isoformat(timespec="seconds"), **of, **usage})
     try:
         async with await anyio.open_file(file, "a", encoding="utf-8") as log:
             await log.write(f"{line}\n")

@@ -139,10 +139,10 @@ async def _call(client: Client, console: Console, step: Step) -> CallToolResult:
         raise OperatorError(f"the step {title!r} failed: {answer}")
     for name, value in arguments.items():
         text = str(value).rstrip("\n")
-        shown = (
+        printed = (
             f"  {name}: {text}" if "\n" not in text else indent(text, "  | ", lambda _line: True)
         )
-        console.print(Text(_shortened(shown), style="dim"), soft_wrap=True)
+        console.print(Text(_shortened(printed), style="dim"), soft_wrap=True)
     console.print(Panel(Text(_shortened(answer.expandtabs())), expand=False))
     return result
 

@@ -52,12 +52,12 @@ def make_line(head: ChainHead, kind: str, fields: Fields) -> tuple[bytes, ChainH
     Fields that are None are left out; long texts are cut.
     """
     n, now = head.n + 1, datetime.now(UTC).isoformat(timespec="milliseconds")
-    told = {
+    present = {
         key: value[:_LONGEST] if isinstance(value, str) else value
         for key, value in fields.items()
         if value is not None
     }
-    line = {"n": n, "time": now, "kind": kind, **told, "prev": head.hash}
+    line = {"n": n, "time": now, "kind": kind, **present, "prev": head.hash}
     body = _encoded(line).encode()
     digest = sha256(body).hexdigest()
     return b'%b,"hash":"%b"}\n' % (body[:-1], digest.encode()), ChainHead(n, digest)

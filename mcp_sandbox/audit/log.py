@@ -204,8 +204,8 @@ class AuditWriter:
         logger.warning(
             "the audit's last %d bytes were damaged and are moved to %s", len(data), aside
         )
-        told = {"bytes": len(data), "digest": sha256(data).hexdigest(), "file": aside.name}
-        self._put("torn", told)
+        fields = {"bytes": len(data), "digest": sha256(data).hexdigest(), "file": aside.name}
+        self._put("torn", fields)
 
     def _retire(self, path: Path) -> None:
         """Give the full file its own name, and begin the next."""
@@ -267,14 +267,14 @@ class Audit:
         return number
 
     def _failed(self, exc: OSError) -> int:
-        said = f"the audit in {self._folder} cannot be written: {exc.strerror}"
+        problem = f"the audit in {self._folder} cannot be written: {exc.strerror}"
         if self._settings.on_error == "stop":
             raise StorageUnavailable(
-                f"{said}. What cannot be recorded does not run: free space there or repair the "
+                f"{problem}. What cannot be recorded does not run: free space there or repair the "
                 "folder; with audit.on_error: go_on it runs nevertheless"
             ) from exc
         if not self._failing:
-            logger.warning("%s; what runs until that is repaired is not recorded", said)
+            logger.warning("%s; what runs until that is repaired is not recorded", problem)
         self._failing = True
         return 0
 
@@ -304,9 +304,9 @@ class Audit:
         times, self._times[noted] = self._times[noted], 0
         if times:
             kind, chat, fields = noted
-            told = {"user": chat.user, "chat": chat.chat, **dict(fields)}
+            record = {"user": chat.user, "chat": chat.chat, **dict(fields)}
             with suppress(StorageUnavailable):
-                await self.write(kind, **told, times=times if times > 1 else None)
+                await self.write(kind, **record, times=times if times > 1 else None)
 
     async def begin(self, tasks: TaskGroup) -> None:
         """Write the first line, and look after the files until `end`."""
@@ -406,9 +406,9 @@ def events(folder: Path, chat: str | None = None) -> Iterator[tuple[str, dict[st
     with _reading_opened(folder) as files:
         for line in (line for _, lines in files for line in lines):
             with suppress(ValueError):
-                told = dict(json.loads(line))
-                if chat in (None, told.get("chat"), f"{told.get('user')}/{told.get('chat')}"):
-                    yield str(line, "utf-8").rstrip("\n"), told
+                record = dict(json.loads(line))
+                if chat in (None, record.get("chat"), f"{record.get('user')}/{record.get('chat')}"):
+                    yield str(line, "utf-8").rstrip("\n"), record
 
 
 @contextmanager

@@ -47,12 +47,12 @@ def run(
     """Let an agent do what the prompt says. Exit code 0 done, 1 failed, 124 its time was over."""
     text, code = sys.stdin.read() if prompt == "-" else prompt, 1
 
-    def show(told: JsonObject) -> None:
+    def show(event: JsonObject) -> None:
         nonlocal code
-        if told["type"] == "Completion":
-            late = told["reason"].startswith("timeout:")
-            code = _TIME_OVER if late else int(told["is_error"])
-        print(json.dumps(told), flush=True) if as_json else _show(told)
+        if event["type"] == "Completion":
+            late = event["reason"].startswith("timeout:")
+            code = _TIME_OVER if late else int(event["is_error"])
+        print(json.dumps(event), flush=True) if as_json else _show(event)
 
     how = {"assistant": assistant, "connector": connector, "chat": chat, "resume": resume}
     _talk(socket, show, text, {**how, "timeout_s": timeout_s})
@@ -102,15 +102,15 @@ def _talk(
         raise typer.Exit(1) from None
 
 
-def _show(told: Mapping[str, Any]) -> None:
+def _show(event: Mapping[str, Any]) -> None:
     """Print the agent's words to stdout, all else to stderr."""
-    match told:
+    match event:
         case {"type": "Text", "text": text}:
             print(printable(text, "\n\t"), end="", flush=True)
         case {"type": "Completion"}:
             print(flush=True)
-            if told["is_error"]:
-                print(f"error: {printable(told['reason'])}", file=sys.stderr)
+            if event["is_error"]:
+                print(f"error: {printable(event['reason'])}", file=sys.stderr)
         case {"type": "ToolCall", "name": name, "arguments": arguments}:
             short = json.dumps(arguments, ensure_ascii=False)[:_SHOWN]
             print(f"\n[{printable(name)} {printable(short)}]", file=sys.stderr)

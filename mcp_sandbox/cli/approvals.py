@@ -41,8 +41,8 @@ def list_(as_json: AsJson = False, socket: Socket = None) -> None:
         )
         for row in reversed(found)
     )
-    shown = table("id", "chat", "state", "until", "what", rows=rows) if found else "nothing waits"
-    tell(found, shown, as_json=as_json)
+    output = table("id", "chat", "state", "until", "what", rows=rows) if found else "nothing waits"
+    tell(found, output, as_json=as_json)
 
 
 @group.command()

@@ -44,14 +44,14 @@ def show(
         for line, _ in found:
             print(line)
     else:
-        rows = [_row(told) for _, told in deque(found, maxlen=lines)]
+        rows = [_row(event) for _, event in deque(found, maxlen=lines)]
         console().print(table("line", "time", "chat", "event", "", rows=rows))
 
 
-def _row(told: Mapping[str, Any]) -> tuple[str, ...]:
-    rest = " ".join(f"{name}={value}" for name, value in told.items() if name not in _HIDDEN)
-    chat = f"{told.get('user')}/{told['chat']}" if "chat" in told else ""
-    cells = told.get("n"), str(told.get("time"))[:19], chat, told.get("kind"), rest
+def _row(event: Mapping[str, Any]) -> tuple[str, ...]:
+    rest = " ".join(f"{name}={value}" for name, value in event.items() if name not in _HIDDEN)
+    chat = f"{event.get('user')}/{event['chat']}" if "chat" in event else ""
+    cells = event.get("n"), str(event.get("time"))[:19], chat, event.get("kind"), rest
     return tuple(printable(str(each), "") for each in cells)
 
 
@@ -73,17 +73,17 @@ def verify(
     except ValueError as exc:
         raise typer.BadParameter(str(exc)) from exc
     check = log.verify(_folder(data, config), wanted)
-    said = [*check.problems[:_SHOWN], *check.notes[:_SHOWN]]
+    remarks = [*check.problems[:_SHOWN], *check.notes[:_SHOWN]]
     if len(check.problems) > _SHOWN:
-        said.append(f"and {len(check.problems) - _SHOWN} more")
+        remarks.append(f"and {len(check.problems) - _SHOWN} more")
     state = "are not as they were written" if check.problems else "are intact"
-    told = f"lines {check.first} to {check.head.n} {state}; head {check.head}"
-    said.append(told if check.first else "nothing was recorded yet")
+    summary = f"lines {check.first} to {check.head.n} {state}; head {check.head}"
+    remarks.append(summary if check.first else "nothing was recorded yet")
     if check.first and not wanted:
-        said.append("whether the end is missing only a head tells that you have kept: --head")
+        remarks.append("whether the end is missing only a head tells that you have kept: --head")
     found = {"intact": not check.problems, "first": check.first, "head": str(check.head)}
     found |= {"problems": check.problems, "notes": check.notes}
-    tell(found, "\n".join(map(printable, said)), as_json=as_json)
+    tell(found, "\n".join(map(printable, remarks)), as_json=as_json)
     raise typer.Exit(1 if check.problems else 0)
 
 

@@ -166,8 +166,8 @@ def ls(
     columns = ["chat", "state", "size", "backend", "last used", "calls", "background", "assistant"]
     if any(row["saved"] or row["unsaved"] for row in chats):
         columns.append("saved")
-    shown = (row[: len(columns)] for row in rows)
-    tell(chats, table(*columns, rows=shown) if chats else "no chats yet", as_json=as_json)
+    cells = (row[: len(columns)] for row in rows)
+    tell(chats, table(*columns, rows=cells) if chats else "no chats yet", as_json=as_json)
 
 
 def stop(chat: Chat, socket: Socket = None) -> None:
@@ -241,8 +241,8 @@ def _show_backups(done: JsonObject, as_json: bool) -> None:
         for row in done["backups"]
     )
     columns = ("key", "saved", "files", "stored", "entries", "made")
-    shown = table(*columns, rows=rows) if done["backups"] else f"{done['chat']}: no backup"
-    tell(done["backups"], shown, as_json=as_json)
+    output = table(*columns, rows=rows) if done["backups"] else f"{done['chat']}: no backup"
+    tell(done["backups"], output, as_json=as_json)
 
 
 def gc(

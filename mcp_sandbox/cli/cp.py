@@ -129,32 +129,32 @@ class _Tar(io.RawIOBase):
         return data
 
     def _received(self) -> Generator[bytes]:
-        heard, data, said = Frames(), bytes(self._talk.rest), ""
+        heard, data, errors = Frames(), bytes(self._talk.rest), ""
         while True:
             for kind, content in heard.feed(data):
                 if kind == DATA:
                     yield content
                 elif kind != END:
-                    said = (said + content.decode("utf-8", "replace"))[:_MOST_SAID]
+                    errors = (errors + content.decode("utf-8", "replace"))[:_MOST_SAID]
                 elif json.loads(content)["exit_code"] == 0:
                     return
                 if kind in {END, ERROR}:
-                    raise OperatorError(said.strip() or "tar in the sandbox was ended")
+                    raise OperatorError(errors.strip() or "tar in the sandbox was ended")
             data = self._talk.connection.recv(MAX_BYTES)
             if not data:
                 raise NoDaemon("the daemon ended, and the copy with it")
 
 
 @contextmanager
-def _begun(daemon: Path, size: int | None, **said: object) -> Generator[_Tar]:
+def _begun(daemon: Path, size: int | None, **command: object) -> Generator[_Tar]:
     """Talk to the daemon to the end of what it says; a terminal shows a bar."""
     from rich import progress
 
     columns = progress.BarColumn(), progress.DownloadColumn(), progress.TransferSpeedColumn()
-    shown = Console(stderr=True)
+    terminal = Console(stderr=True)
     with (
-        open_control_call(daemon, "copy", {**said, "room": size}) as talk,
-        progress.Progress(*columns, console=shown, disable=not shown.is_terminal) as bar,
+        open_control_call(daemon, "copy", {**command, "room": size}) as talk,
+        progress.Progress(*columns, console=terminal, disable=not terminal.is_terminal) as bar,
     ):
         talk.receive()
         tar = _Tar(talk, partial(bar.advance, bar.add_task("", total=size)))

@@ -121,10 +121,10 @@ def _secrets(config: Path | None) -> "Secrets":
 
 def _tell(states: "Sequence[SecretState]", *, as_json: bool) -> None:
     rows = (
-        (state.name, ", ".join(state.hosts), state.header, ", ".join(state.users), said)
+        (state.name, ", ".join(state.hosts), state.header, ", ".join(state.users), value)
         for state in states
-        for said in [state.problem or (f"{state.length} bytes" if state.length else "not asked")]
+        for value in [state.problem or (f"{state.length} bytes" if state.length else "not asked")]
     )
-    shown = table("secret", "hosts", "header", "users", "value", rows=rows)
+    output = table("secret", "hosts", "header", "users", "value", rows=rows)
     found = [asdict(state) for state in states]
-    tell(found, shown if states else "there are no secrets in the configuration", as_json=as_json)
+    tell(found, output if states else "there are no secrets in the configuration", as_json=as_json)

@@ -94,23 +94,23 @@ def table(*columns: str, rows: Iterable[Iterable[RenderableType]]) -> Table:
     return made
 
 
-def tell(found: object, shown: Table | str, *, as_json: bool) -> None:
+def tell(found: object, output: Table | str, *, as_json: bool) -> None:
     """Print what was found: for a program, or as it is shown to a person."""
     if as_json:
         print(json.dumps(found))
-    elif isinstance(shown, str):
-        print(shown)
+    elif isinstance(output, str):
+        print(output)
     else:
-        console().print(shown)
+        console().print(output)
 
 
 def print_diff(lines: Iterable[str]) -> None:
     """Print the lines of a diff in colours; nothing in them moves the cursor."""
-    shown = console()
+    terminal = console()
     for line in lines:
         text = printable(line, "\t")
         text = text if len(line) <= _LINE_SHOWN else f"{text[:_LINE_SHOWN]}…"
-        shown.print(Text(text, style=_DIFF.get(line[:1], "")), soft_wrap=True)
+        terminal.print(Text(text, style=_DIFF.get(line[:1], "")), soft_wrap=True)
 
 
 def agreed(yes: bool, question: str, nothing: str) -> None:
@@ -158,6 +158,6 @@ def show_bytes(size: int) -> str:
     return f"{number:.1f} GiB"
 
 
-def printable(text: str, kept: str = "\n") -> str:
+def printable(text: str, allowed: str = "\n") -> str:
     """Return text as a terminal can show it: but for what is `kept`, nothing moves the cursor."""
-    return "".join(c if c.isprintable() or c in kept else "\ufffd" for c in text)
+    return "".join(c if c.isprintable() or c in allowed else "\ufffd" for c in text)

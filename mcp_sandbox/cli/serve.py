@@ -161,11 +161,11 @@ def show_config(
     tell_differences(data, config)
     names = ("value", "source", "help")
     found = {key: dict(zip(names, rest, strict=True)) for key, *rest in rows}
-    shown = (
+    cells = (
         (key, value if isinstance(value, str) else json.dumps(value), source, text)
         for key, value, source, text in rows
     )
-    tell(found, table("setting", *names, rows=shown), as_json=as_json)
+    tell(found, table("setting", *names, rows=cells), as_json=as_json)
 
 
 def doctor(

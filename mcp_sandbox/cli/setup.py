@@ -155,7 +155,7 @@ def list_images(as_json: AsJson = False, config: ConfigFile = None) -> None:
     from mcp_sandbox.backends.docker.engine import build_again
 
     rows = anyio.run(room.list_images, load(config).config.docker)
-    shown = (
+    cells = (
         (
             row.name,
             row.id.removeprefix("sha256:")[:12],
@@ -165,7 +165,7 @@ def list_images(as_json: AsJson = False, config: ConfigFile = None) -> None:
         for row in rows
     )
     columns = ("image", "id", "size", "runner")
-    tell([asdict(row) for row in rows], table(*columns, rows=shown), as_json=as_json)
+    tell([asdict(row) for row in rows], table(*columns, rows=cells), as_json=as_json)
 
 
 @images.command()
@@ -258,7 +258,7 @@ def list_tokens(as_json: AsJson = False, data: Data = None, config: ConfigFile =
         }
         for token in _tokens(data, config).read()
     ]
-    shown = (
+    cells = (
         (
             *(each["id"], each["user"], each["scope"], each["created"]),
             (each["expires"] or "-") + note,
@@ -266,7 +266,7 @@ def list_tokens(as_json: AsJson = False, data: Data = None, config: ConfigFile =
         for each in rows
         for note in [" (expired)" if each["expired"] else ""]
     )
-    tell(rows, table("token", "user", "scope", "created", "expires", rows=shown), as_json=as_json)
+    tell(rows, table("token", "user", "scope", "created", "expires", rows=cells), as_json=as_json)
 
 
 @tokens.command()

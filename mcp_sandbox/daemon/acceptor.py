@@ -50,7 +50,7 @@ class ChatHello:
 
     chat: ChatId
     project: Path | None
-    said: Mapping[str, Any]  # The complete line, with the settings of the client's environment.
+    line: Mapping[str, Any]  # Complete, with the settings of the client's environment.
 
 
 @dataclass(frozen=True)
@@ -67,21 +67,21 @@ def parse_hello(line: bytes) -> ChatHello | ControlHello:
     Raises InvalidArgument: the line is malformed, or names an invalid chat.
     """
     try:
-        said = json.loads(line)
+        hello = json.loads(line)
     except (ValueError, RecursionError) as exc:
         raise InvalidArgument("the first line is not JSON: connect with `mcp-sandbox`") from exc
-    if not isinstance(said, dict) or said.get("mcp-sandbox") != PROTOCOL:
+    if not isinstance(hello, dict) or hello.get("mcp-sandbox") != PROTOCOL:
         raise InvalidArgument(
             f'the first line must hold "mcp-sandbox": {PROTOCOL}: connect with the `mcp-sandbox` '
             "of this daemon's version"
         )
-    if said.get("role") == "chat":
-        return ChatHello(_chat(said), _project(said), said)
-    if said.get("role") == "control":
-        arguments = said.get("arguments", {})
+    if hello.get("role") == "chat":
+        return ChatHello(_chat(hello), _project(hello), hello)
+    if hello.get("role") == "control":
+        arguments = hello.get("arguments", {})
         if not isinstance(arguments, dict):
             raise InvalidArgument('"arguments" must be an object')
-        return ControlHello(_text(said, "command") or "", arguments)
+        return ControlHello(_text(hello, "command") or "", arguments)
     raise InvalidArgument('"role" must be "chat" or "control"')
 
 
@@ -104,9 +104,9 @@ def _chat(message: Mapping[str, Any]) -> ChatId:
 
 def chat_of_project(project: Path) -> str:
     """Return the name of a folder's chat: a hash to make it unique, and a name for people."""
-    shown = _UNUSUAL.sub("-", project.name)[:60]
+    name = _UNUSUAL.sub("-", project.name)[:60]
     digest = hashlib.sha256(str(project).encode("utf-8", "surrogatepass")).hexdigest()[:16]
-    return f"dir-{shown}-{digest}"
+    return f"dir-{name}-{digest}"
 
 
 def _project(message: Mapping[str, Any]) -> Path | None:
@@ -233,9 +233,9 @@ class Acceptor:
         try:
             raw.setblocking(False)
             async with TimedStream(SocketStream(raw)) as connection:
-                said = await self._read_hello(connection)
-                if said is not None:
-                    await welcome(connection, said)
+                hello = await self._read_hello(connection)
+                if hello is not None:
+                    await welcome(connection, hello)
         except _HUNG_UP:
             logger.debug("a client hung up")
         except Exception:

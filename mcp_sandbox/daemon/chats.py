@@ -103,12 +103,12 @@ class ChatControl:
 
     async def _change(
         self,
-        told: str,
+        key: str,
         change: Callable[[SessionManager, ChatId], Awaitable[object]],
         arguments: JsonObject,
     ) -> JsonObject:
         manager, chat = await self._found(arguments)
-        return {"chat": str(chat), told: await change(manager, chat)}
+        return {"chat": str(chat), key: await change(manager, chat)}
 
     async def _collect(self, arguments: JsonObject) -> JsonObject:
         manager = await self._manager()
@@ -184,11 +184,11 @@ class ChatControl:
             term = "xterm-256color"
         env, room = {"TERM": term} if tty else {}, int(arguments.get("room") or 0)
         args = {"env": env, "tty": tty, "size": size, "command": arguments.get("command", [])}
-        shown = Frames()
+        frames = Frames()
         await connection.tell({"event": {"chat": str(session.chat)}})
 
         async def show(data: bytes) -> None:
-            for kind, content in shown.feed(data):
+            for kind, content in frames.feed(data):
                 if kind not in (END, ERROR):
                     await connection.send(frame(kind, content))
 

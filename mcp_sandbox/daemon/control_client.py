@@ -62,8 +62,8 @@ def open_control_call(path: Path, command: str, arguments: JsonObject) -> Genera
     """
     with socket.socket(socket.AF_UNIX) as connection:
         # An error in the block, such as a closed pipe, is not the daemon's fault.
-        said = {"role": "control", "command": command, "arguments": arguments}
-        yield _begun(connection, path, json.dumps({"mcp-sandbox": PROTOCOL, **said}).encode())
+        hello = {"role": "control", "command": command, "arguments": arguments}
+        yield _begun(connection, path, json.dumps({"mcp-sandbox": PROTOCOL, **hello}).encode())
 
 
 def _begun(connection: socket.socket, path: Path, greeting: bytes) -> ControlCall:

@@ -75,9 +75,9 @@ class RecentLog(logging.Handler):
         super().__init__()
         self._lines = deque[tuple[int, str]](maxlen=2000)
         self._numbers = count(1)
-        shown = logging.getLogger().handlers
-        if shown:
-            self.setFormatter(shown[0].formatter)
+        handlers = logging.getLogger().handlers
+        if handlers:
+            self.setFormatter(handlers[0].formatter)
 
     def emit(self, record: logging.LogRecord) -> None:
         self._lines.append((next(self._numbers), self.format(record)[:_LONGEST_LINE]))
@@ -94,12 +94,12 @@ class RecentLog(logging.Handler):
 @contextmanager
 def recent_log() -> Generator[RecentLog]:
     """Keep what is logged while the block runs."""
-    kept = RecentLog()
-    logging.getLogger().addHandler(kept)
+    log = RecentLog()
+    logging.getLogger().addHandler(log)
     try:
-        yield kept
+        yield log
     finally:
-        logging.getLogger().removeHandler(kept)
+        logging.getLogger().removeHandler(log)
 
 
 @asynccontextmanager
@@ -202,7 +202,7 @@ class Daemon:
                 await connection.tell(who)
                 await control.answer(connection, message)
             else:
-                more = await self.notice(message.said)
+                more = await self.notice(message.line)
                 await connection.tell({**who, "chat": str(message.chat), **more})
                 await serve_chat(connection, message)
 

@@ -107,11 +107,13 @@ async def attack(config: Config, tell: Callable[[str], object]) -> Attack:
     return Attack(facts.backend, facts.isolation, facts.network, tuple(results))
 
 
-async def _make_attempt(session: Session, program: str, told: Mapping[str, Any]) -> tuple[str, str]:
-    attempt, how = told["attempt"], ["python3", "-I", "-S", "-c", program]
+async def _make_attempt(
+    session: Session, program: str, facts: Mapping[str, Any]
+) -> tuple[str, str]:
+    attempt, how = facts["attempt"], ["python3", "-I", "-S", "-c", program]
     limit_s = _SHORT_S if attempt == inside.TIME else _LIMIT_S
     try:
-        ended = await session.exec(how, stdin=json.dumps(told), timeout_s=limit_s)
+        ended = await session.exec(how, stdin=json.dumps(facts), timeout_s=limit_s)
     except SandboxGone:
         return "held" if attempt == inside.MEMORY else "BROKEN", "the sandbox ended"
     if ended.success:
@@ -120,8 +122,8 @@ async def _make_attempt(session: Session, program: str, told: Mapping[str, Any])
         return "held", "the kernel ended the program"
     if attempt == inside.TIME and ended.timed_out:
         return "held", f"killed after {ended.duration_ms / 1000:.1f} s"
-    said = ended.stderr.strip() or f"it ended with {ended.signal or ended.exit_code}"
-    return "BROKEN", said.splitlines()[-1][:200]
+    message = ended.stderr.strip() or f"it ended with {ended.signal or ended.exit_code}"
+    return "BROKEN", message.splitlines()[-1][:200]
 
 
 def _build_own_config(config: Config, folder: Path) -> Config:

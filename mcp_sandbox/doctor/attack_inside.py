@@ -243,11 +243,11 @@ ATTEMPTS: dict[str, Callable[[Any], str]] = {
 }
 
 if __name__ == "__main__":
-    told = SimpleNamespace(**json.load(sys.stdin))
+    facts = SimpleNamespace(**json.load(sys.stdin))
     # Who started this may have ignored it, and what an attempt starts is ended by it.
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     try:
-        print(ATTEMPTS[told.attempt](told))
+        print(ATTEMPTS[facts.attempt](facts))
     finally:
         # The processes it has started, without itself.
         signal.signal(signal.SIGHUP, signal.SIG_IGN)

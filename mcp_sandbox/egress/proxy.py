@@ -220,10 +220,10 @@ class ProxiedConnection:
             refused = group.exceptions[0]
             assert isinstance(refused, RefusedError)  # noqa: S101 - one task group at a time
             self._note(self._target, refused, 0, 0, (anyio.current_time() - began_s) * 1000)
-            said = f"network: refused {self._target or 'a request'}: {refused}"
+            message = f"network: refused {self._target or 'a request'}: {refused}"
             status, kind = STATUS.get(refused.verdict, 403), "text/plain; charset=utf-8"
             # Some programs show only the reason phrase of a proxy's answer, not its body.
-            await self._client.answer(status, kind, f"{said}\n".encode(), said.encode())
+            await self._client.answer(status, kind, f"{message}\n".encode(), message.encode())
 
     async def _serve(self) -> None:
         if self._proxy.connections > _MOST:

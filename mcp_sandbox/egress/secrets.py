@@ -188,16 +188,16 @@ class SecretSource:
         try:
             with anyio.fail_after(SOURCE_S):
                 if self._command:
-                    said = await _output(self._command)
+                    output = await _output(self._command)
                 else:
                     read = partial(_contents, self._path, private=self._private)
-                    said = await to_thread.run_sync(read, abandon_on_cancel=True)
+                    output = await to_thread.run_sync(read, abandon_on_cancel=True)
         except TimeoutError:
             return f"its source did not answer within {SOURCE_S:g} s"
         except OSError as exc:
             # The name is left out: someone may have put the value itself there.
             return f"its source cannot be used: {exc.strerror}"
-        value = said.removesuffix(b"\n")
+        value = output.removesuffix(b"\n")
         if not SHORTEST <= len(value) <= LONGEST:
             size = f"over {LONGEST}" if len(value) > LONGEST else len(value)
             return f"its value has {size} bytes, and only {SHORTEST} to {LONGEST} can be masked"
@@ -251,8 +251,8 @@ class Secrets:
         return {each.name: self._placeholder(chat, each.name) for each in self.states(chat.user)}
 
     def _placeholder(self, chat: ChatId, name: str) -> str:
-        said = "\0".join((chat.user, chat.chat, name)).encode()
-        return f"mcps_{name}_{hmac.digest(self._seed, said, 'sha256')[:16].hex()}"
+        subject = "\0".join((chat.user, chat.chat, name)).encode()
+        return f"mcps_{name}_{hmac.digest(self._seed, subject, 'sha256')[:16].hex()}"
 
     def bound(self, chat: ChatId, target: Target) -> tuple[BoundSecret, ...]:
         """Return the secrets that a chat's requests to this target may carry."""
@@ -303,8 +303,8 @@ class Secrets:
 
     def masked(self, line: str) -> str:
         """Return a log line in which every value known so far is replaced by filler."""
-        told = _mask(self._all).text(line.encode("utf-8", "surrogatepass"))
-        return told.decode("utf-8", "surrogatepass")
+        masked = _mask(self._all).text(line.encode("utf-8", "surrogatepass"))
+        return masked.decode("utf-8", "surrogatepass")
 
 
 def _mask(secrets: Sequence[BoundSecret]) -> Mask:
@@ -335,15 +335,15 @@ async def _output(command: Sequence[str]) -> bytes:
 
     It runs with a daemon's variables and folder, so that a check by a person gives the same.
     """
-    said, env = b"", daemon_variables()
+    output, env = b"", daemon_variables()
     async with await anyio.open_process(
         command, stdin=DEVNULL, stderr=DEVNULL, cwd="/", env=env, start_new_session=True
     ) as process:
         try:
             with suppress(anyio.EndOfStream):
-                while process.stdout and len(said) <= LONGEST + 1:
-                    said += await process.stdout.receive()
-                return said
+                while process.stdout and len(output) <= LONGEST + 1:
+                    output += await process.stdout.receive()
+                return output
             code = await process.wait()
         finally:
             if process.returncode is None:
@@ -351,4 +351,4 @@ async def _output(command: Sequence[str]) -> bytes:
                     os.killpg(process.pid, signal.SIGKILL)
     if code:
         raise OSError(errno.EIO, f"it ended with {code}; run it in a terminal to see why")
-    return said
+    return output

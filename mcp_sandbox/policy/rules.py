@@ -99,10 +99,10 @@ class PolicyRule:
                 target = text
             elif kind == "subcommand":
                 target = target.removeprefix(text).strip()
-        shown = target[:200]
-        if not shown.isprintable():
-            shown = "".join(c if c.isprintable() else "…" for c in shown)
-        return RuleMatch(self.id, self.level, self.reason, self.tags, shown)
+        printed = target[:200]
+        if not printed.isprintable():
+            printed = "".join(c if c.isprintable() else "…" for c in printed)
+        return RuleMatch(self.id, self.level, self.reason, self.tags, printed)
 
 
 class Rules:

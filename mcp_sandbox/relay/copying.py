@@ -127,24 +127,24 @@ def outline(line: bytes) -> bytes:
     A message of megabytes is known by this at the price of copying it.
     """
     plain = line.replace(rb"\\", b"..").replace(rb"\"", b"..")
-    kept = list[bytes]()
+    parts = list[bytes]()
     depth = start = 0
     for token in _TOKEN.finditer(plain):
         first, size = plain[token.start()], token.end() - token.start()
         if first in b"{[":
             depth += 1
             if depth == 3:
-                kept.append(line[start : token.end()])
+                parts.append(line[start : token.end()])
                 start = len(line)
         elif first in b"}]":
             if depth == 3:
                 start = token.start()
             depth -= 1
         elif depth < 3 and size > 1024:
-            kept.append(line[start : token.start()] + b'""')
+            parts.append(line[start : token.start()] + b'""')
             start = token.end()
-    kept.append(line[start:])
-    return b"".join(kept)
+    parts.append(line[start:])
+    return b"".join(parts)
 
 
 class OpenRequests:
@@ -427,6 +427,6 @@ class LineRelay:
             raise NotRunning("the sandbox server ended again at once; see its log") from exc
         if answer.failed:
             link.close()
-            said = answer.line[:500].decode(errors="replace").rstrip()
-            raise DaemonUnavailable(f"the sandbox server takes no client of this kind: {said}")
+            text = answer.line[:500].decode(errors="replace").rstrip()
+            raise DaemonUnavailable(f"the sandbox server takes no client of this kind: {text}")
         return link

@@ -100,10 +100,10 @@ def _hand_over(place: DaemonAddress) -> None:
     deadline = time.monotonic() + HAND_OVER_S
     try:
         while time.monotonic() < deadline:
-            said = json.loads(link.receive_line())
-            if "error" in said:
-                raise DaemonUnavailable(str(said["error"]))
-            if "result" in said:
+            answer = json.loads(link.receive_line())
+            if "error" in answer:
+                raise DaemonUnavailable(str(answer["error"]))
+            if "result" in answer:
                 return
     except EOFError:
         return  # It has gone altogether.
@@ -164,5 +164,5 @@ def _complaint(log: str, before: int, code: int) -> str:
     with open(log, "rb") as file:
         file.seek(max(before, os.stat(log).st_size - 4096))
         lines = file.read().decode(errors="replace").splitlines()[-15:]
-    said = "\n".join(f"  {line}" for line in lines) or "  (nothing)"
-    return f"the sandbox server did not start (exit code {code}). It wrote to {log}:\n{said}"
+    output = "\n".join(f"  {line}" for line in lines) or "  (nothing)"
+    return f"the sandbox server did not start (exit code {code}). It wrote to {log}:\n{output}"

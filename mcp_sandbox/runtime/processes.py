@@ -46,7 +46,7 @@ class RuntimeProcesses:
         """Return running and recently ended processes, the newest last."""
         reply = await self._channel.call("processes", {}, timeout_s=LATE_S)
         async with checked_answers(self._channel):
-            return [read_process_row(said) for said in reply.result["processes"][:_MOST_ROWS]]
+            return [read_process_row(row) for row in reply.result["processes"][:_MOST_ROWS]]
 
     async def wait(
         self,
@@ -129,43 +129,43 @@ async def checked_answers(channel: Channel) -> AsyncGenerator[None]:
 
 def read_exec_result(reply: CallResult) -> ExecResult:
     """Return how a command ended, or its state while it runs."""
-    said, body = reply.result, BytesIO(reply.body)
-    out_head, out_tail, err_head, err_tail = (body.read(int(size)) for size in said["sizes"])
-    out_from, err_from = (int(start) for start in said["starts"])
-    out_total, err_total = (int(total) for total in said["totals"])
+    result, body = reply.result, BytesIO(reply.body)
+    out_head, out_tail, err_head, err_tail = (body.read(int(size)) for size in result["sizes"])
+    out_from, err_from = (int(start) for start in result["starts"])
+    out_total, err_total = (int(total) for total in result["totals"])
     out_total, err_total = out_total - out_from, err_total - err_from
-    counts, changed, row = said.get("counts"), said["changed"], read_process_row(said)
+    counts, changed, row = result.get("counts"), result["changed"], read_process_row(result)
     return ExecResult(
         stdout=_text(out_head, out_tail, out_total),
         stderr=_text(err_head, err_tail, err_total),
         exit_code=row.exit_code,
         signal=row.signal,
-        duration_ms=int(said["duration_ms"]),
+        duration_ms=int(result["duration_ms"]),
         timed_out=row.why == "timeout",
         out_of_memory=row.out_of_memory,
         killed_because=_WHY.get(row.why),
         truncated=len(reply.body) < out_total + err_total,
         stdout_bytes=out_total,
         stderr_bytes=err_total,
-        output_file=None if said["output_file"] is None else str(said["output_file"]),
+        output_file=None if result["output_file"] is None else str(result["output_file"]),
         changed_files=None if changed is None else tuple(str(name) for name in changed[:20]),
         file_counts=counts and dict(zip(_COUNTED, map(int, counts), strict=True)),
-        made_room=read_background(said["made_room"]) if "made_room" in said else Background(),
+        made_room=read_background(result["made_room"]) if "made_room" in result else Background(),
         figures=tuple(
             # Only paths: the files are read later.
             FileContent(str(path)[:4096], "binary", "", 0, b"")
-            for path in said["figures"][:_MOST_FIGURES]
+            for path in result["figures"][:_MOST_FIGURES]
         ),
-        notebook=str(said["notebook"]),
-        process=None if said["process"] is None else row.id,
+        notebook=str(result["notebook"]),
+        process=None if result["process"] is None else row.id,
         running=row.running,
         stopped=row.why == "stopped",
-        until_met=bool(said["until_met"]),
-        left_s=None if said["left_s"] is None else max(0, min(int(said["left_s"]), 100_000)),
+        until_met=bool(result["until_met"]),
+        left_s=None if result["left_s"] is None else max(0, min(int(result["left_s"]), 100_000)),
         stdout_from=out_from,
         stderr_from=err_from,
         of=row.of,
-        shell=() if row.running else tuple(_OF_SHELL[word] for word in said["shell"][:4]),
+        shell=() if row.running else tuple(_OF_SHELL[word] for word in result["shell"][:4]),
     )
 
 

@@ -62,10 +62,12 @@ class Runtime:
         return self._channel.background
 
     async def status(self, *, timeout_s: float = processes.LATE_S) -> RunnerStatus:
-        said = (await self._channel.call("status", {}, timeout_s=timeout_s)).result
+        status = (await self._channel.call("status", {}, timeout_s=timeout_s)).result
         async with processes.checked_answers(self._channel):
-            connections, calls = int(said["connections"]), int(said["calls"])
-            return RunnerStatus(connections, calls, read_background(said), float(said["idle_s"]))
+            connections, calls = int(status["connections"]), int(status["calls"])
+            return RunnerStatus(
+                connections, calls, read_background(status), float(status["idle_s"])
+            )
 
     async def retire(self, *, background_too: bool, leaving: bool = False) -> Refusal:
         """End the sandbox unless it is in use; return why not, or "" if it ends.
@@ -74,11 +76,11 @@ class Runtime:
         longer counts as a user if the sandbox goes on for others: close the channel then.
         """
         args = {"background_too": background_too, "leaving": leaving}
-        said = (await self._channel.call("retire", args, timeout_s=processes.LATE_S)).result
+        answer = (await self._channel.call("retire", args, timeout_s=processes.LATE_S)).result
         async with processes.checked_answers(self._channel):
-            if said.get("why") not in get_args(Refusal):
+            if answer.get("why") not in get_args(Refusal):
                 raise ValueError("why it does not end")
-        return cast("Refusal", said["why"])
+        return cast("Refusal", answer["why"])
 
     async def run_code(  # noqa: PLR0913 - what code can be given
         self,
@@ -166,9 +168,9 @@ class Runtime:
 
         Raises Unsupported: the sandbox has no shell.
         """
-        told: JsonObject = {**args, "grow": self._may_grow}
+        job: JsonObject = {**args, "grow": self._may_grow}
         reply = await self._channel.call(
-            "terminal", told, body=frames, timeout_s=float("inf"), sink=lambda _, data: show(data)
+            "terminal", job, body=frames, timeout_s=float("inf"), sink=lambda _, data: show(data)
         )
         async with processes.checked_answers(self._channel):
             code, number = (

@@ -58,7 +58,7 @@ _FAILURES = (MCPError, OSError, ValueError, anyio.ClosedResourceError, Unexpecte
 
 @dataclass(frozen=True)
 class _HostTool:
-    shown: Tool
+    described: Tool
     call: Callable[[dict[str, Any]], Awaitable[CallToolResult]]
     limit_s: float = _CALL_S
 
@@ -67,7 +67,7 @@ class Bridge:
     """The tools of one run, which the log calls `of`; `tell` gets each call as an event."""
 
     def __init__(self, tools: Sequence[_HostTool], of: str, tell: Tell) -> None:
-        self._tools = {each.shown.name: each for each in tools}
+        self._tools = {each.described.name: each for each in tools}
         self.names = [*self._tools]
         self._of, self._tell = of, tell
         self._connections = anyio.Semaphore(_CONNECTIONS)
@@ -80,7 +80,7 @@ class Bridge:
             await serve_lines(self._core, stream, stream, most_bytes=MOST_REQUEST)
 
     async def _list(self, _: ServerRequestContext[Any], __: object) -> ListToolsResult:
-        return ListToolsResult(tools=[each.shown for each in self._tools.values()])
+        return ListToolsResult(tools=[each.described for each in self._tools.values()])
 
     async def _answer(
         self, _: ServerRequestContext[Any], asked: CallToolRequestParams
@@ -101,7 +101,7 @@ class Bridge:
         if (tool := self._tools.get(name)) is None:
             known = ", ".join(self._tools) or "none"
             raise ToolError(f"There is no tool {clip(show_name(name), 60)!r}: there are {known}.")
-        schema = tool.shown.input_schema
+        schema = tool.described.input_schema
         try:
             # Without a registry it would fetch what a schema refers to.
             validator_for(schema)(schema, registry=Registry()).validate(arguments)
@@ -161,8 +161,8 @@ async def open_bridge(
 
 def _function(function: Callable[..., Any]) -> _HostTool:
     tool = FunctionTool.from_function(function, structured_output=False)
-    shown = Tool(name=tool.name, description=tool.description, input_schema=tool.parameters)
-    return _HostTool(shown, partial(tool.run, context=Context(), convert_result=True))
+    described = Tool(name=tool.name, description=tool.description, input_schema=tool.parameters)
+    return _HostTool(described, partial(tool.run, context=Context(), convert_result=True))
 
 
 def _own(settings: BridgeConfig) -> dict[str, _HostTool]:
@@ -174,9 +174,9 @@ def _own(settings: BridgeConfig) -> dict[str, _HostTool]:
         except (ImportError, AttributeError, ValueError) as exc:
             raise OperatorError(f"bridge.python: {name} cannot be imported: {exc}") from exc
     for name, each in settings.processes.items():
-        shown = Tool(name=name, description=each.about, input_schema={"type": "object"})
-        tools.append(_HostTool(shown, partial(_run_json_program, each.command), each.timeout))
-    return {each.shown.name: each for each in tools}
+        described = Tool(name=name, description=each.about, input_schema={"type": "object"})
+        tools.append(_HostTool(described, partial(_run_json_program, each.command), each.timeout))
+    return {each.described.name: each for each in tools}
 
 
 async def _served(
@@ -209,18 +209,18 @@ async def _served(
 
 
 async def _run_json_program(command: Sequence[str], arguments: dict[str, Any]) -> CallToolResult:
-    said = b""
+    output = b""
     async with _process(command, {}) as (process, stdin, stdout):
         with suppress(anyio.BrokenResourceError):
             await stdin.send(json.dumps(arguments).encode())
         await stdin.aclose()
         async for piece in stdout:
-            said += piece
-            if len(said) > MOST_REPLY:
+            output += piece
+            if len(output) > MOST_REPLY:
                 raise ValueError(f"it writes more than {MOST_REPLY:,} bytes")
         if code := await process.wait():
             raise ValueError(f"it ended with {code}")
-    text = json.dumps(json.loads(said), ensure_ascii=False)
+    text = json.dumps(json.loads(output), ensure_ascii=False)
     return CallToolResult(content=[TextContent(text=text)])
 
 
@@ -257,8 +257,8 @@ class _Messages(ObjectStream[Any]):
         self._stdin, self._lines = stdin, BufferedByteReceiveStream(stdout)
 
     async def send(self, item: SessionMessage) -> None:
-        said = item.message.model_dump_json(by_alias=True, exclude_unset=True)
-        await self._stdin.send(said.encode() + b"\n")
+        line = item.message.model_dump_json(by_alias=True, exclude_unset=True)
+        await self._stdin.send(line.encode() + b"\n")
 
     async def receive(self) -> SessionMessage | Exception:
         line = await next_line(self._lines, MOST_REPLY)

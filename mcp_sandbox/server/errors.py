@@ -80,8 +80,8 @@ def protocol_errors(
 
 def text_for_model(error: errors.SandboxError) -> str:
     """Return what happened, and what to do next."""
-    said = shorten(show(str(error) or type(error).__doc__ or ""), _MAX_MESSAGE_BYTES)
-    text = f"{said.head}…{said.tail}" if said.left_out else said.head
+    message = shorten(show(str(error) or type(error).__doc__ or ""), _MAX_MESSAGE_BYTES)
+    text = f"{message.head}…{message.tail}" if message.left_out else message.head
     todo = next((words for kind, words in _TODO if isinstance(error, kind)), "")
     return f"{text}\n{todo}" if todo else text
 

@@ -194,8 +194,8 @@ def exec_result(result: models.ExecResult, *, tail: int | None = None) -> CallTo
     shown_err = _stream(result.stderr, err_bytes, result, result.stderr_bytes)
     shown_err = shown_err if result.success else without_internals(shown_err)
     unseen = result.trouble_lines - len(_TROUBLE.findall(f"{shown_out}\n{shown_err}"))
-    pictures, said = _choose_pictures(result.figures)
-    ending = "\n".join(f"[{line}]" for line in (*_ending(result, unseen), *said))
+    pictures, remarks = _choose_pictures(result.figures)
+    ending = "\n".join(f"[{line}]" for line in (*_ending(result, unseen), *remarks))
     blocks = [shown_out, f"[stderr]\n{shown_err}" if shown_err else "", ending]
     names = result.changed_files
     meta = {
@@ -210,23 +210,23 @@ def exec_result(result: models.ExecResult, *, tail: int | None = None) -> CallTo
 
 
 def _choose_pictures(figures: Sequence[models.FileContent]) -> tuple[list[ImageContent], list[str]]:
-    shown, said, names = list[ImageContent](), list[str](), list[str]()
+    pictures, remarks, names = list[ImageContent](), list[str](), list[str]()
     for figure in figures[:_FIGURES_SHOWN]:
         name, size = show_name(figure.path), max(figure.size, len(figure.data))
         found = inspect(name, figure.data, size) if figure.kind == "image" else None
         side = max(found.width, found.height) if found else 0
         if not found or found.fault:
-            said.append(f"no picture to show, or damaged or too large: {name}")
+            remarks.append(f"no picture to show, or damaged or too large: {name}")
         elif size > _FIGURE_BYTES or side > _FIGURE_SIDE:
-            said.append(f"a large figure: read_file path={name} shows it")
+            remarks.append(f"a large figure: read_file path={name} shows it")
         else:
-            shown.append(_image(figure, found))
+            pictures.append(_image(figure, found))
             names.append(name)
     if further := [show_name(figure.path) for figure in figures[_FIGURES_SHOWN:]]:
-        said.append(f"{_count(len(further), 'further figure')} to {further[-1]}, for read_file")
+        remarks.append(f"{_count(len(further), 'further figure')} to {further[-1]}, for read_file")
     if names:
-        said.insert(0, f"shown below: {', '.join(names)}")
-    return shown, said
+        remarks.insert(0, f"shown below: {', '.join(names)}")
+    return pictures, remarks
 
 
 def _image(content: models.FileContent, found: Picture) -> ImageContent:
@@ -379,15 +379,15 @@ def _numbered(content: models.FileContent, meta: dict[str, Any]) -> CallToolResu
     return texts(["\n".join(rows), "\n".join(_file_notes(content, len(rows)))], meta)
 
 
-def _file_notes(content: models.FileContent, shown: int) -> Iterable[str]:
+def _file_notes(content: models.FileContent, count: int) -> Iterable[str]:
     first, total = content.first_line, content.total_lines
     if not (content.size or content.data):
         yield "[the file is empty]"
-    elif not shown:
+    elif not count:
         has = "" if total is None else f", it has {total:,} lines"
         yield f"[no line {first:,}: the file ends before it{has}]"
-    elif content.more or shown < content.lines:
-        last, of = first + shown - 1, "" if total is None else f" of {total:,}"
+    elif content.more or count < content.lines:
+        last, of = first + count - 1, "" if total is None else f" of {total:,}"
         yield f"[lines {first:,} to {last:,}{of}; read on with offset={last + 1}]"
     if content.long_lines_cut:
         cut = _count(content.long_lines_cut, "long line")
@@ -456,8 +456,8 @@ def _count(number: int, one: str, many: str = "") -> str:
 
 def with_notices(result: CallToolResult, news: list[str]) -> CallToolResult:
     """Return the result, followed by what became of the sandbox before it."""
-    told = [TextContent(text=f"[{clip(show(each), 2000)}]", type="text") for each in news]
-    return result.model_copy(update={"content": [*result.content, *told]})
+    notices = [TextContent(text=f"[{clip(show(each), 2000)}]", type="text") for each in news]
+    return result.model_copy(update={"content": [*result.content, *notices]})
 
 
 def texts(blocks: Iterable[str], meta: dict[str, Any], *more: ContentBlock) -> CallToolResult:
@@ -550,9 +550,9 @@ def sandbox_report(report: SandboxReport) -> CallToolResult:
         for pairs in ([*report.programs.items()][:50], report.versions.items())
     )
     workspace = WorkspaceReport(path="/workspace", **vars(report.usage))
-    said = {"chat": str(report.chat), "state": "running", "workspace": workspace}
-    told = {**vars(report), **said, "programs": programs, "versions": versions}
-    return structured(SandboxInfoReport.model_validate(told))
+    facts = {"chat": str(report.chat), "state": "running", "workspace": workspace}
+    report_fields = {**vars(report), **facts, "programs": programs, "versions": versions}
+    return structured(SandboxInfoReport.model_validate(report_fields))
 
 
 def structured(answer: BaseModel) -> CallToolResult:

@@ -216,8 +216,8 @@ class SandboxTool(Tool, arbitrary_types_allowed=True):
         news = [] if result.structured_content else await session.take_notices()
         if find_client_timeout(context).lost:
             # Of an answer that comes too late they show nothing: it comes with the next one.
-            said = "\n".join(each.text for each in result.content if each.type == "text")
-            news.append(f"{self.name}, for which your client did not wait: {said[-_TOLD:]}")
+            text = "\n".join(each.text for each in result.content if each.type == "text")
+            news.append(f"{self.name}, for which your client did not wait: {text[-_TOLD:]}")
             while news:
                 session.tell_news(news.pop(0))
         return with_notices(_add_grade(result, record), news)

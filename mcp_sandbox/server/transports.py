@@ -270,11 +270,11 @@ def _cancelled_by(message: types.JSONRPCMessage) -> tuple[types.RequestId, str]:
     """Return the request that a message says is cancelled, and why; "" if it says nothing such."""
     if not isinstance(message, types.JSONRPCNotification) or message.method != _CANCELLED:
         return "", ""
-    said = message.params or {}
-    request_id = said.get("requestId")
+    params = message.params or {}
+    request_id = params.get("requestId")
     if isinstance(request_id, bool) or not isinstance(request_id, str | int):
         request_id = ""
-    return request_id, str(said.get("reason"))
+    return request_id, str(params.get("reason"))
 
 
 def _encoded(message: types.JSONRPCMessage) -> bytes:

@@ -64,8 +64,8 @@ def overview(skills: Sequence[Skill], budget: int) -> Overview:
     cards = [(call_name(skill), one_line(skill.front.description)) for skill in skills]
     most = _longest_that_fits(cards, budget)
     if most:
-        lines = [f"- {name}: {cut_short(said, most)}" for name, said in cards]
-        longer = sum(len(said) > most for _, said in cards)
+        lines = [f"- {name}: {cut_short(description, most)}" for name, description in cards]
+        longer = sum(len(description) > most for _, description in cards)
         return Overview("descriptions", "\n".join(lines), len(cards), longer, 0)
     names = ", ".join(name for name, _ in cards)
     if len(names) <= budget:
@@ -78,7 +78,7 @@ def _longest_that_fits(cards: Sequence[tuple[str, str]], budget: int) -> int:
     room = budget - sum(len(name) + len("- : \n") for name, _ in cards)
 
     def needs(most: int) -> int:
-        return sum(min(len(said), most) for _, said in cards)
+        return sum(min(len(description), most) for _, description in cards)
 
     longest = bisect_right(range(MOST_OF_A_DESCRIPTION + 1), room, key=needs) - 1
     return longest if longest >= _LEAST_OF_A_DESCRIPTION else 0
@@ -195,7 +195,7 @@ class Catalogue:
         return found
 
     def _unknown(self, name: str, listing: str) -> str:
-        shown = f"there is no skill {name[:140]!r}"
+        message = f"there is no skill {name[:140]!r}"
         by_name = (skill for skill in self.skills if skill.shadowed_by is None)
         offered = [skill for skill in by_name if skill.front.model_invocable]
         names = [skill.name for skill in offered]
@@ -207,9 +207,9 @@ class Catalogue:
             if {*asked} <= {*split_words(f"{skill.name} {skill.front.description}")}:
                 near.append(skill.name)
         if near:
-            return f"{shown}: the nearest is {near[0]!r}; {listing} shows all"
+            return f"{message}: the nearest is {near[0]!r}; {listing} shows all"
         some = f" ({', '.join(names)})" if 0 < len(names) <= 12 else ""
-        return f"{shown}: {listing} shows those that there are{some}"
+        return f"{message}: {listing} shows those that there are{some}"
 
 
 def merge(parts: Iterable[Catalogue]) -> Catalogue:

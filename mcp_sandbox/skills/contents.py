@@ -160,7 +160,7 @@ class SkillSnapshot(NamedTuple):
     """A skill's contents, and what is needed to see whether they are still the same."""
 
     contents: Contents
-    kept: Mapping[str, CachedFile]
+    cached: Mapping[str, CachedFile]
 
 
 def gather(
@@ -180,7 +180,7 @@ def gather(
         Busy: a file is being written all the time.
     """
     with open_folder(folder, anchor) as directory:
-        return _Gathering(directory, document, before.kept if before else {}).run()
+        return _Gathering(directory, document, before.cached if before else {}).run()
 
 
 def set_digest(files: Mapping[str, str]) -> str:
@@ -223,14 +223,14 @@ class _Gathering:
     def run(self) -> SkillSnapshot:
         diagnostics: tuple[Diagnostic, ...] = ()
         try:
-            kept = self._all()
+            gathered = self._all()
         except _OverTheLimit as over:
-            kept = {DOCUMENT: self._keep(self._document)}
+            gathered = {DOCUMENT: self._keep(self._document)}
             diagnostics = (make_diagnostic("over-the-limit", what=over),)
-        files = tuple(kept[path].file for path in sorted(kept, key=str.encode))
+        files = tuple(gathered[path].file for path in sorted(gathered, key=str.encode))
         diagnostics += tuple(self._left_out[:100])
         digest = set_digest({file.path: file.digest for file in files})
-        return SkillSnapshot(Contents(files, digest, diagnostics), kept)
+        return SkillSnapshot(Contents(files, digest, diagnostics), gathered)
 
     def _all(self) -> dict[str, CachedFile]:
         sizes = dict(self._files())
@@ -238,15 +238,15 @@ class _Gathering:
             raise FileNotFoundError(f"{self._document} is gone")
         if sum(sizes.values()) > MAX_BYTES:
             raise _OverTheLimit(f"{MAX_BYTES // 1024 // 1024} MiB of files")
-        kept: dict[str, CachedFile] = {}
+        files: dict[str, CachedFile] = {}
         for path in sizes:
             try:
-                kept[self._public(path)] = self._keep(path)
+                files[self._public(path)] = self._keep(path)
             except (OSError, TooLarge) as exc:
                 if path == self._document:
                     raise
                 self._leave_out(path, getattr(exc, "strerror", None) or str(exc))
-        return kept
+        return files
 
     def _keep(self, path: str) -> CachedFile:
         known = self._known.get(self._public(path))

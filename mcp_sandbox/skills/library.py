@@ -119,7 +119,7 @@ class SkillLibrary:
         gathered = await to_thread.run_sync(self._gather, skill, known, limiter=self._reading)
         self._gathered[skill.folder] = gathered
         self._gathered.move_to_end(skill.folder)
-        while sum(len(each.kept) for each in self._gathered.values()) > _GATHERED_FILES:
+        while sum(len(each.cached) for each in self._gathered.values()) > _GATHERED_FILES:
             self._gathered.popitem(last=False)
         return gathered.contents
 

@@ -417,8 +417,8 @@ class Scanner:
         except OSError as exc:
             seen = ScanResult()
             if not self._root.optional or exc.errno != errno.ENOENT:
-                told = make_diagnostic("root-unreadable", path=self._root.folder, error=exc)
-                seen.problems.append(Problem(self._root.name, self._root.folder, (told,)))
+                diagnostic = make_diagnostic("root-unreadable", path=self._root.folder, error=exc)
+                seen.problems.append(Problem(self._root.name, self._root.folder, (diagnostic,)))
         if (seen.readings, seen.problems) != (self._seen.readings, self._seen.problems):
             self._catalogue = _build_catalogue([*seen.readings.values()], seen.problems)
         self._seen = seen

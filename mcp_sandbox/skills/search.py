@@ -224,8 +224,8 @@ class SkillSearch:
         if not found:
             note = f"none of {len(skills):,} skills fits this: skills_list without query lists all"
             return replace(page, notes=(*page.notes, note))
-        shown = [each.skill for each in page.skills]
-        reasons = await to_thread.run_sync(index.reasons, query, shown, limiter=self._searching)
+        listed = [each.skill for each in page.skills]
+        reasons = await to_thread.run_sync(index.reasons, query, listed, limiter=self._searching)
         explained = zip(page.skills, reasons, strict=True)
         return replace(page, skills=tuple(replace(each, reasons=why) for each, why in explained))
 

@@ -231,29 +231,29 @@ def _of_text(path: str, text: str) -> Iterator[Diagnostic]:
 
 def _at(sign: _Sign, path: str, text: str, match: re.Match[str]) -> Diagnostic:
     line = text.count("\n", 0, match.start()) + 1
-    shown = " ".join(match[0].split())
-    reason = sign.reason.format(ascii(shown if len(shown) <= 80 else shown[:79] + "…"))
+    excerpt = " ".join(match[0].split())
+    reason = sign.reason.format(ascii(excerpt if len(excerpt) <= 80 else excerpt[:79] + "…"))
     return Diagnostic(sign.code, "warning", reason, sign.fix, line, path)
 
 
 def _limit_each_kind(found: Sequence[Diagnostic]) -> Sequence[Diagnostic]:
     counts = Counter[str]()
-    kept = list[Diagnostic]()
+    first = list[Diagnostic]()
     for each in found:
         counts[each.code] += 1
         if counts[each.code] <= _MAX_OF_A_KIND:
-            kept.append(each)
+            first.append(each)
     for code, count in counts.items():
         if count > _MAX_OF_A_KIND:
             reason = f"There are {count - _MAX_OF_A_KIND} more of the kind {code}."
-            kept.append(Diagnostic("more", "note", reason, "Mend those above first."))
-    return kept
+            first.append(Diagnostic("more", "note", reason, "Mend those above first."))
+    return first
 
 
 def _missing_references(body: str, files: Collection[str], first_line: int) -> Iterator[Diagnostic]:
     """Yield what the text refers to in the skill's folder and is not there, up to 20."""
     known = {*files, *{str(folder) for path in files for folder in PurePosixPath(path).parents}}
-    told = set[str]()
+    named = set[str]()
     # Links in blocks of code are examples.
     blocks = [block.span() for block in FENCED.finditer(f"{body}\n")]
     found = [(match.start(), match[1], True) for match in _LINK.finditer(body)]
@@ -261,10 +261,10 @@ def _missing_references(body: str, files: Collection[str], first_line: int) -> I
     for at, target, is_link in sorted(found):
         path = _path(target, is_link)
         in_code = is_link and any(start <= at < end for start, end in blocks)
-        if not path or in_code or path in known or path in told:
+        if not path or in_code or path in known or path in named:
             continue
-        told.add(path)
-        if len(told) > 20:
+        named.add(path)
+        if len(named) > 20:
             return
         near = difflib.get_close_matches(path, sorted(known)[:_COMPARED], n=1)
         fix = f"Write {near[0]}, or add the file." if near else "Add the file, or correct the path."
@@ -275,12 +275,12 @@ def _missing_references(body: str, files: Collection[str], first_line: int) -> I
 
 def _run_by_path(body: str, files: Mapping[str, bytes], first_line: int) -> Iterator[Diagnostic]:
     """Yield where the text runs a script as a program: the right to be run is easily lost."""
-    told = set[str]()
+    named = set[str]()
     for match in _RUN.finditer(body):
         path = match[1]
-        if path in told or not files.get(path, b"").startswith(b"#!"):
+        if path in named or not files.get(path, b"").startswith(b"#!"):
             continue
-        told.add(path)
+        named.add(path)
         program = files[path][2:100].split(b"\n")[0].decode("utf-8", "replace").split()
         names = [posixpath.basename(word) for word in program if not word.startswith("-")]
         name = next((each for each in names if each != "env"), "sh")

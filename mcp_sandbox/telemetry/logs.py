@@ -21,8 +21,8 @@ def configure(log_format: LogFormat) -> None:
 
         renamed = {"levelname": "level", "name": "logger", "message": "event"}
         fields = "{levelname}{name}{message}"
-        shown = JsonFormatter(fields, style="{", rename_fields=renamed, timestamp=True)
-        handler.setFormatter(shown)
+        formatter = JsonFormatter(fields, style="{", rename_fields=renamed, timestamp=True)
+        handler.setFormatter(formatter)
     logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
     logging.getLogger("mcp_sandbox").setLevel(logging.INFO)
 
@@ -30,8 +30,8 @@ def configure(log_format: LogFormat) -> None:
 def event(logger: logging.Logger, name: str, **fields: object) -> None:
     """Log what happened; a field that is None is left out."""
     if logger.isEnabledFor(logging.INFO):
-        told = {key: value for key, value in fields.items() if value is not None}
-        logger.info(name, extra={k: v[:200] if isinstance(v, str) else v for k, v in told.items()})
+        given = {key: value for key, value in fields.items() if value is not None}
+        logger.info(name, extra={k: v[:200] if isinstance(v, str) else v for k, v in given.items()})
 
 
 @contextmanager
@@ -39,8 +39,8 @@ def masked(mask: Callable[[str], str]) -> Generator[None]:
     """Write log lines, and tracebacks in them, as `mask` returns them while the block runs."""
 
     def mask_lines_of(handler: logging.Handler) -> None:
-        shown = handler.format
-        vars(handler)["format"] = lambda record: mask(shown(record))
+        format_record = handler.format
+        vars(handler)["format"] = lambda record: mask(format_record(record))
 
     handlers = logging.getLogger().handlers[:]
     for handler in handlers:

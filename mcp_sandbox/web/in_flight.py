@@ -96,20 +96,20 @@ class ConcurrencyLimit:
     @contextmanager
     def of(self, user: str) -> Generator[Callable[[int], bool]]:
         """Yield a function that takes more if there is room; the block's end gives all back."""
-        held = 0
+        carried = 0
 
         def take(count: int) -> bool:
-            nonlocal held
+            nonlocal carried
             if self._taken[user] + count > self._limit:
                 return False
             self._taken[user] += count
-            held += count
+            carried += count
             return True
 
         try:
             yield take
         finally:
-            self._taken[user] -= held
+            self._taken[user] -= carried
             if not self._taken[user]:
                 del self._taken[user]
 

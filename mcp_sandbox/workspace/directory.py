@@ -496,8 +496,8 @@ def chat_directories(
     """Return what a sandbox on these trees, by kind, is to mount; without skills it sees none."""
     workspace, skills = trees["workspace"], trees.get("skills")
     mounts = layout.alias_mounts(planned, workspace, data_root / "sandbox" / "alias")
-    shown = (Mount(skills / layout.SHOWN, SHOWN_SKILLS, read_only=True),) if skills else ()
-    return ChatDirectories(workspace, trees["home"], inode, mounts, shown)
+    skill_mounts = (Mount(skills / layout.SHOWN, SHOWN_SKILLS, read_only=True),) if skills else ()
+    return ChatDirectories(workspace, trees["home"], inode, mounts, skill_mounts)
 
 
 def tree_name(chat: ChatId) -> bytes:

@@ -266,10 +266,10 @@ def make_tree(parent: int, name: bytes, owner: tuple[int, int]) -> tuple[int, bo
 
 def enter_shown(stack: ExitStack, parent: int, *names: str) -> int:
     """Open directories as `enter` does, of which a sandbox sees the last one."""
-    shown = enter(stack, parent, *names)
+    place = enter(stack, parent, *names)
     # Its parents are closed to others; through the mount the sandbox user must get in.
-    os.fchmod(shown, 0o755)
-    return shown
+    os.fchmod(place, 0o755)
+    return place
 
 
 def seed(workspace: int, owner: tuple[int, int]) -> None:

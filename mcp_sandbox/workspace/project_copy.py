@@ -77,9 +77,11 @@ class Copier:
     def _is_ignored(self, path: PurePosixPath, *, folder: bool) -> bool:
         # The rules in the folder nearest to a file win.
         for place, rules in reversed(self.rules):
-            said = rules.check_file(str(path.relative_to(place)) + ("/" if folder else "")).include
-            if said is not None:
-                return said
+            included = rules.check_file(
+                str(path.relative_to(place)) + ("/" if folder else "")
+            ).include
+            if included is not None:
+                return included
         return False
 
     def _folder(self, source: int, target: int, path: PurePosixPath) -> None:

@@ -124,8 +124,8 @@ class Projects:
             identity = await to_thread.run_sync(identify, source)
         except InvalidArgument as exc:
             logger.warning("chat %s works without its folder: %s", chat, exc)
-            said = "none: the client's folder may not be shown; the server's log says why"
-            return ProjectView(named, notice=said)
+            notice = "none: the client's folder may not be shown; the server's log says why"
+            return ProjectView(named, notice=notice)
         mount = Mount(source, TARGET, read_only=access == "ro")
         return ProjectView(named, (mount,), f"{TARGET}: {_SAID[access]}", identity)
 

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from mcp_sandbox.agents import events as told
+from mcp_sandbox.agents import events as event_types
 from mcp_sandbox.agents.executors.base import ModelAccess, Program, Run, Word
 from mcp_sandbox.agents.messages import PromptInput
 from mcp_sandbox.errors import InvalidArgument
@@ -86,7 +86,7 @@ class Claude(PromptInput):
         words = ["claude", "-p", "--verbose", "--include-partial-messages"]
         for option, values in options.items():
             words += [option, *map(str, values)] if any(values) else []
-        said = {"type": "user", "message": {"role": "user", "content": talk.prompt}}
+        request = {"type": "user", "message": {"role": "user", "content": talk.prompt}}
         url, files = run.way.url, {"system.md": talk.system.encode()}
         if run.way.tools:
             words += ["--strict-mcp-config", "--mcp-config", f"{run.folder}/mcp.json"]
@@ -101,19 +101,19 @@ class Claude(PromptInput):
         return Program(
             words,
             {**_ENVIRONMENT, "ANTHROPIC_BASE_URL": url, "ANTHROPIC_API_KEY": run.way.key},
-            json.dumps(said).encode() + b"\n",
+            json.dumps(request).encode() + b"\n",
             files,
         )
 
-    def events(self, line: bytes) -> Iterable[told.Event]:
-        return told.parse_line(line, self._events)
+    def events(self, line: bytes) -> Iterable[event_types.Event]:
+        return event_types.parse_line(line, self._events)
 
-    def _events(self, message: Any) -> Iterator[told.Event]:  # noqa: ANN401 - JSON of a stranger
+    def _events(self, message: Any) -> Iterator[event_types.Event]:  # noqa: ANN401 - JSON of a stranger
         match message:
             case {"type": "stream_event", "event": {"delta": {"text": text}}} if (
                 not _is_by_sub_agent(message)
             ):
-                event = told.Text(text, partial=True)
+                event = event_types.Text(text, partial=True)
                 self._told += len(text)
                 yield event
             case {"type": "stream_event"} | {"type": "system", "subtype": "status"}:
@@ -124,36 +124,38 @@ class Claude(PromptInput):
             case {"type": "result", "is_error": is_error}:
                 yield _completion(message, is_error)
             case {"type": "system", "subtype": "init", "session_id": session_id, "model": model}:
-                yield told.Started(session_id, model)
+                yield event_types.Started(session_id, model)
             case {"type": "system", "subtype": "api_retry", "attempt": attempt}:
                 why = f"{message.get('error_status')} ({message.get('error')})"
-                yield told.Notice(f"the model service answered {why}: retry {attempt}")
+                yield event_types.Notice(f"the model service answered {why}: retry {attempt}")
             case {"type": "system", "subtype": "compact_boundary"}:
-                yield told.Notice("the conversation had become too long, and was summed up")
+                yield event_types.Notice("the conversation had become too long, and was summed up")
             case {"type": "rate_limit_event", "rate_limit_info": {"status": status}}:
-                yield told.Notice(f"limit of the model service: {status}")
+                yield event_types.Notice(f"limit of the model service: {status}")
             case _:
                 raise ValueError("of an unknown type")
 
-    def _block(self, block: Any, *, beside: bool) -> Iterator[told.Event]:  # noqa: ANN401 - see above
+    def _block(self, block: Any, *, beside: bool) -> Iterator[event_types.Event]:  # noqa: ANN401 - see above
         match block:
             case {"type": "text", "text": text} if beside:
-                yield told.Progress(text)
+                yield event_types.Progress(text)
             case {"type": "text", "text": text}:
                 rest, self._told = text[self._told :], 0
                 if rest:
-                    yield told.Text(rest)
+                    yield event_types.Text(rest)
             case {"type": "thinking" | "redacted_thinking"}:
                 pass
             case {"type": "tool_use", "id": call, "name": name, "input": arguments}:
-                yield told.ToolCall(call, name, arguments)
+                yield event_types.ToolCall(call, name, arguments)
             case {"type": "tool_result", "tool_use_id": call}:
                 content: Any = block.get("content", "")
                 if not isinstance(content, str):
                     content = "\n".join(part.get("text", f"[{part['type']}]") for part in content)
-                yield told.ToolResult(call, content, bool(block.get("is_error")))
+                yield event_types.ToolResult(call, content, bool(block.get("is_error")))
             case _:
-                yield told.Unknown(str(block["type"])[:80], json.dumps(block)[: told.SHOWN])
+                yield event_types.Unknown(
+                    str(block["type"])[:80], json.dumps(block)[: event_types.SHOWN]
+                )
 
 
 def _build_router_settings(way: ModelAccess, port: int, model: str) -> bytes:
@@ -169,7 +171,7 @@ def _is_by_sub_agent(message: dict[str, Any]) -> bool:
     return message.get("parent_tool_use_id") is not None
 
 
-def _completion(message: dict[str, Any], is_error: bool) -> told.Completion:
+def _completion(message: dict[str, Any], is_error: bool) -> event_types.Completion:
     # A model error is told as a success that is an error.
     content = message.get("result") or "\n".join(message.get("errors") or ())
     word = message.get("terminal_reason") or message["subtype"]
@@ -178,11 +180,11 @@ def _completion(message: dict[str, Any], is_error: bool) -> told.Completion:
     given = cached + sum(
         used.get(f"{kind}_tokens") or 0 for kind in ("input", "cache_creation_input")
     )
-    return told.Completion(
+    return event_types.Completion(
         content,
         is_error=is_error,
         reason=f"{word}: {content}" if is_error else "",
-        usage=told.Usage(given, made, given + made, cached),
+        usage=event_types.Usage(given, made, given + made, cached),
         cost_usd=message.get("total_cost_usd"),
         turns=message.get("num_turns", 0),
         duration_ms=message.get("duration_ms", 0),

@@ -5,7 +5,7 @@ from base64 import b64decode
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, ClassVar
 
-from mcp_sandbox.agents import events as told
+from mcp_sandbox.agents import events as event_types
 from mcp_sandbox.agents.executors.base import Program, Run, Word
 from mcp_sandbox.agents.messages import PromptInput
 
@@ -65,37 +65,39 @@ class Codex(PromptInput):
             {"system.md": talk.system.encode(), **files},
         )
 
-    def events(self, line: bytes) -> Iterable[told.Event]:
-        return told.parse_line(line, self._events)
+    def events(self, line: bytes) -> Iterable[event_types.Event]:
+        return event_types.parse_line(line, self._events)
 
-    def _events(self, message: Any) -> Iterator[told.Event]:  # noqa: ANN401 - JSON of a stranger
+    def _events(self, message: Any) -> Iterator[event_types.Event]:  # noqa: ANN401 - JSON of a stranger
         match message:
             case {"type": "thread.started", "thread_id": thread}:
-                yield told.Started(thread)
+                yield event_types.Started(thread)
                 self._thread = thread
             case {"type": "item.completed", "item": {"type": "agent_message", "text": text}}:
-                yield told.Text(text)
+                yield event_types.Text(text)
                 self._last = text
             case {"type": "item.started", "item": {"id": call, "type": kind}} if kind in _TOOLS:
                 item = message["item"]
                 known = {key: item[key] for key in ("command", "changes") if key in item}
-                yield told.ToolCall(call, item.get("tool", kind), item.get("arguments", known))
+                yield event_types.ToolCall(
+                    call, item.get("tool", kind), item.get("arguments", known)
+                )
             case {"type": "item.completed", "item": {"type": kind}} if kind in _TOOLS:
                 yield _result(message["item"])
             case {"type": "error", "message": why} | {"item": {"type": "error", "message": why}}:
-                yield told.Notice(why)
+                yield event_types.Notice(why)
             case {"type": "turn.completed"}:
-                yield told.Completion(self._last, turns=1, session_id=self._thread)
+                yield event_types.Completion(self._last, turns=1, session_id=self._thread)
             case {"type": "turn.failed", "error": {"message": why}}:
-                yield told.Completion(self._last, is_error=True, reason=f"api_error: {why}")
+                yield event_types.Completion(self._last, is_error=True, reason=f"api_error: {why}")
             case {"type": "turn.started"} | {"item": {"type": "reasoning" | "todo_list"}}:
                 pass
             case _:
                 raise ValueError("of an unknown type")
 
 
-def _result(item: dict[str, Any]) -> told.ToolResult:
+def _result(item: dict[str, Any]) -> event_types.ToolResult:
     parts = (item.get("result") or {}).get("content", ())
     text = "\n".join(part.get("text", f"[{part['type']}]") for part in parts)
     text = text or item.get("aggregated_output") or (item.get("error") or {}).get("message", "")
-    return told.ToolResult(item["id"], text, item["status"] == "failed")
+    return event_types.ToolResult(item["id"], text, item["status"] == "failed")

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from mcp_sandbox.agents import events as told
+from mcp_sandbox.agents import events as event_types
 from mcp_sandbox.agents.executors.base import Program, Run
 from mcp_sandbox.agents.messages import PromptInput
 
@@ -40,11 +40,11 @@ class Direct(PromptInput):
         path = "/v1/chat/completions" if openai else "/v1/messages"
         return Program(["POST", path], {}, json.dumps(body).encode(), {})
 
-    def events(self, line: bytes) -> Iterable[told.Event]:
+    def events(self, line: bytes) -> Iterable[event_types.Event]:
         kind, _, data = line.partition(b":")
         if kind != b"data" or data.strip() == b"[DONE]":
             return ()
-        return told.parse_line(data, _events)
+        return event_types.parse_line(data, _events)
 
 
 def _blocks(content: Sequence[Mapping[str, Any]], *, openai: bool) -> Iterator[Mapping[str, Any]]:
@@ -58,17 +58,17 @@ def _blocks(content: Sequence[Mapping[str, Any]], *, openai: bool) -> Iterator[M
             yield block
 
 
-def _events(message: Any) -> Iterator[told.Event]:  # noqa: ANN401 - JSON of a stranger
+def _events(message: Any) -> Iterator[event_types.Event]:  # noqa: ANN401 - JSON of a stranger
     match message:
         case {"error": {"message": why}}:
-            yield told.Completion("", is_error=True, reason=f"api_error: {why}", turns=1)
+            yield event_types.Completion("", is_error=True, reason=f"api_error: {why}", turns=1)
         case {"type": "content_block_delta", "delta": {"text": text}}:
-            yield told.Text(text, partial=True)
+            yield event_types.Text(text, partial=True)
         case {"type": "message_delta", "delta": {"stop_reason": word}}:
             yield _end(word)
         case {"choices": [{"delta": delta, **choice}, *_]}:
             if text := delta.get("content"):
-                yield told.Text(text, partial=True)
+                yield event_types.Text(text, partial=True)
             if word := choice.get("finish_reason"):
                 yield _end(word)
         case {"type": _} | {"choices": []}:
@@ -77,7 +77,7 @@ def _events(message: Any) -> Iterator[told.Event]:  # noqa: ANN401 - JSON of a s
             raise ValueError("of an unknown type")
 
 
-def _end(word: object) -> told.Completion:
+def _end(word: object) -> event_types.Completion:
     """Take what was said before as its content."""
     why = "" if word in _WHOLE else f"{word}: the model ended its answer early"
-    return told.Completion("", is_error=bool(why), reason=why, turns=1)
+    return event_types.Completion("", is_error=bool(why), reason=why, turns=1)

@@ -95,7 +95,7 @@ def safe(text: str) -> Text:
 
 def diagnostics_table(rows: Iterable[tuple[str, Diagnostic]]) -> Table:
     """Return a table of diagnostics, each with the name of its skill and what to do."""
-    shown = (
+    cells = (
         (
             safe(name),
             Text(each.level, style=STYLES[each.level]),
@@ -105,7 +105,7 @@ def diagnostics_table(rows: Iterable[tuple[str, Diagnostic]]) -> Table:
         )
         for name, each in rows
     )
-    return table("skill", "level", "code", "where", "what, and what to do", rows=shown)
+    return table("skill", "level", "code", "where", "what, and what to do", rows=cells)
 
 
 def facts_table(facts: Mapping[str, object]) -> Table:
@@ -183,8 +183,8 @@ def list_skills(
     if query is not None:
         skills = tuple(match.skill for match in Index().search_among(skills, query))
     nothing = "no skill is about that" if query else "no skills yet: `mcp-sandbox skills add`"
-    shown = _table(skills) if skills else nothing
-    tell([_facts(skill) for skill in skills], shown, as_json=as_json)
+    output = _table(skills) if skills else nothing
+    tell([_facts(skill) for skill in skills], output, as_json=as_json)
     if found.unusable:
         count = counted(len(found.unusable), "folder")
         print(f"{count} cannot be used: `mcp-sandbox skills doctor` says why", file=sys.stderr)
@@ -224,13 +224,13 @@ def show(
         facts["diagnostics"] = [asdict(each) for each in examined.diagnostics]
         print(json.dumps(facts))
         return
-    shown = console()
-    shown.print(facts_table({**facts, **uses(findings)}))
+    terminal = console()
+    terminal.print(facts_table({**facts, **uses(findings)}))
     files = ((safe(each.path), show_bytes(each.size), each.mime) for each in contents.files)
-    shown.print(table("file", "size", "type", rows=files))
+    terminal.print(table("file", "size", "type", rows=files))
     if examined.diagnostics:
-        shown.print()
-        shown.print(diagnostics_table((skill.name, each) for each in examined.diagnostics))
+        terminal.print()
+        terminal.print(diagnostics_table((skill.name, each) for each in examined.diagnostics))
 
 
 def _facts(skill: models.Skill) -> dict[str, object]:
@@ -360,11 +360,11 @@ def _fix(folder: Path, *, dry_run: bool, everything: bool) -> int:
     from mcp_sandbox.skills.parse import REFUSED, parse
     from mcp_sandbox.skills.repair import repair
 
-    shown = console()
+    terminal = console()
     document, data = _read(folder)
     done = repair(data, folder.name, everything=everything)
     if done.problem is not None:
-        shown.print(diagnostics_table([(folder.name, done.problem)]))
+        terminal.print(diagnostics_table([(folder.name, done.problem)]))
         return 1
     changes = list(done.changes)
     if document != DOCUMENT:
@@ -373,15 +373,15 @@ def _fix(folder: Path, *, dry_run: bool, everything: bool) -> int:
     if changes and not dry_run:
         _write(folder, document, done.data)
     would = "would have " if dry_run and changes else ""
-    said = f"{folder.name}: {would}{'; '.join(changes) or 'nothing to repair'}"
-    shown.print(safe(said), soft_wrap=True)
+    summary = f"{folder.name}: {would}{'; '.join(changes) or 'nothing to repair'}"
+    terminal.print(safe(summary), soft_wrap=True)
     if done.kept:
-        kept = ", ".join(done.kept)
-        print(f"  kept {kept}, which some clients act on: --all moves it into metadata")
+        names = ", ".join(done.kept)
+        print(f"  kept {names}, which some clients act on: --all moves it into metadata")
     found = parse(done.data, folder.name).diagnostics
     remaining = [each for each in found if each.level == "error" or each.code in REFUSED]
     if remaining:
-        shown.print(diagnostics_table((folder.name, each) for each in remaining))
+        terminal.print(diagnostics_table((folder.name, each) for each in remaining))
     return len(remaining) + (len(changes) if dry_run else 0)
 
 

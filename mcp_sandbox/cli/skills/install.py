@@ -131,8 +131,8 @@ def lock(
         print(f"locked anew: {names}" if changed else "the lock file is up to date")
         return
     states = installed.states()
-    shown = _table(states) if states else "no skills are installed"
-    tell([_row(state) for state in states], shown, as_json=as_json)
+    output = _table(states) if states else "no skills are installed"
+    tell([_row(state) for state in states], output, as_json=as_json)
     raise typer.Exit(1 if any(state.differs for state in states) else 0)
 
 
@@ -187,9 +187,11 @@ def _table(states: Iterable["InstalledState"]) -> Table:
     for state in states:
         entry = state.entry
         commit = f" ({entry.commit[:12]})" if entry and entry.commit else ""
-        said = Text(tables.safe(_said(state)).plain, style="yellow" if state.differs else "green")
+        state_text = Text(
+            tables.safe(_said(state)).plain, style="yellow" if state.differs else "green"
+        )
         source = entry.source + commit if entry else ""
-        rows.append((tables.safe(state.name), said, tables.safe(source)))
+        rows.append((tables.safe(state.name), state_text, tables.safe(source)))
     return table("skill", "state", "source", rows=rows)
 
 

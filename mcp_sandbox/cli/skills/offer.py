@@ -25,7 +25,7 @@ _SCRIPT_ENDINGS = frozenset(
 )
 
 
-def offer(shown: Console, incoming: FetchedSkill, settings: Config | None) -> str:
+def offer(terminal: Console, incoming: FetchedSkill, settings: Config | None) -> str:
     """Print what a skill is and what is wrong with it; return its name.
 
     With `settings` a sandbox is asked what it lacks.
@@ -34,12 +34,12 @@ def offer(shown: Console, incoming: FetchedSkill, settings: Config | None) -> st
     """
     found = _examined(incoming)
     if found.front is not None:
-        shown.print(_facts(found, incoming))
+        terminal.print(_facts(found, incoming))
     asked = check.find_lacking_for({"": found.files}, settings) if settings and found.front else {}
     lacks = asked.get("", ())
     if found.diagnostics or lacks:
         rows = ((found.name, each) for each in (*found.diagnostics, *lacks))
-        shown.print(check.diagnostics_table(rows))
+        terminal.print(check.diagnostics_table(rows))
     if found.front is None:
         raise UnusableSkill(
             "nothing was installed: the skill cannot be used as it is. `mcp-sandbox skills fix` "
@@ -48,7 +48,7 @@ def offer(shown: Console, incoming: FetchedSkill, settings: Config | None) -> st
     return found.front.name
 
 
-def print_changes(shown: Console, name: str, old: Tree, incoming: FetchedSkill) -> None:
+def print_changes(terminal: Console, name: str, old: Tree, incoming: FetchedSkill) -> None:
     """Print what an update would change, scripts first.
 
     Raises UnusableSkill: the new version cannot be used, or is another skill.
@@ -64,21 +64,21 @@ def print_changes(shown: Console, name: str, old: Tree, incoming: FetchedSkill) 
     for what, names in check.uses(scan(found.files)[0]).items():
         if fresh := [name for name in names if name not in used[what]]:
             line = check.safe(f"new: {what} {', '.join(fresh)}")
-            shown.print(Text(line.plain, style="bold red"))
-    _print_files(shown, name, old, incoming.tree)
+            terminal.print(Text(line.plain, style="bold red"))
+    _print_files(terminal, name, old, incoming.tree)
     before = examine_files(_files(old), name)
     if more := [each for each in found.diagnostics if each not in before.diagnostics]:
-        shown.print(check.diagnostics_table((name, each) for each in more))
+        terminal.print(check.diagnostics_table((name, each) for each in more))
 
 
-def _print_files(shown: Console, name: str, old: Tree, new: Tree) -> None:
+def _print_files(terminal: Console, name: str, old: Tree, new: Tree) -> None:
     differing = [path for path in {*old, *new} if old.get(path) != new.get(path)]
     scripts = {path for tree in (old, new) for path in differing if _is_script(path, tree)}
-    shown.print(Text(f"{name}: {check.counted(len(differing), 'file')} changed", style="bold"))
+    terminal.print(Text(f"{name}: {check.counted(len(differing), 'file')} changed", style="bold"))
     for path in sorted(differing, key=lambda path: (path not in scripts, path != DOCUMENT, path)):
         before, after = old.get(path), new.get(path)
         style = "bold red" if path in scripts else "bold"
-        shown.print(check.safe(f"{_change(before, after)}: {path}"), style=style)
+        terminal.print(check.safe(f"{_change(before, after)}: {path}"), style=style)
         data = [file.data if file else b"" for file in (before, after)]
         if data[0] != data[1]:
             print_diff(check.diff(path, *data))

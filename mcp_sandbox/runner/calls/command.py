@@ -108,8 +108,8 @@ class Command:
         self._note(self)
         self._job = self._describe()
         begin = (code or b"")[:_SHOWN_BYTES].decode("utf-8", "replace")
-        shown = " ".join(self._job["argv"]) if code is None else begin
-        self.text = " ".join(shown.split())[:_SHOWN_CHARS]
+        text = " ".join(self._job["argv"]) if code is None else begin
+        self.text = " ".join(text.split())[:_SHOWN_CHARS]
         limit_s = self._args["timeout_s"]
         if limit_s is not None:
             self._deadline = self._loop.call_later(limit_s, lambda: self.kill("timeout"))
@@ -442,12 +442,12 @@ class Wait:
 
     def _look_on(self) -> None:
         """Search the output so far; answer at once if the command has ended."""
-        for name, held in self.command.streams.held():
+        for name, data in self.command.streams.held():
             if not self._reply.is_open:
                 return
             # Output between these two parts was dropped: the text must not be found across the gap.
             self._last.pop(name, None)
-            self.on_output(name, held)
+            self.on_output(name, data)
         if self._reply.is_open and self.command.has_ended:
             self.command.leave(self)
 

@@ -96,18 +96,18 @@ class Operation:
         elif self._ending:
             self._finish()
 
-    def _on_message(self, said: dict[str, Any]) -> None:
-        if said["e"] == "begin":
+    def _on_message(self, message: dict[str, Any]) -> None:
+        if message["e"] == "begin":
             close(self._given)
-        elif said["e"] != "lost":
-            self._end(said)
+        elif message["e"] != "lost":
+            self._end(message)
         elif self._given and self._tries_left:
             # User code killed the worker before it had begun.
             self._tries_left -= 1
             self._launch()
         else:
-            message = "the operation was stopped; look at what it had already done"
-            self._end({"e": "fail", "code": "cancelled", "message": message})
+            why = "the operation was stopped; look at what it had already done"
+            self._end({"e": "fail", "code": "cancelled", "message": why})
 
     def _end(self, message: dict[str, Any]) -> None:
         if self._ending:

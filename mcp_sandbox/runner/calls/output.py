@@ -250,13 +250,13 @@ class Streams:
         streams = self.capture.streams
         starts = answered or dict.fromkeys(streams, 0)
         ends = [part for name, each in streams.items() for part in each.since(starts[name])]
-        told = {
+        result = {
             "sizes": [len(part) for part in ends],
             "starts": [starts[name] for name in streams],
             "totals": [stream.total for stream in streams.values()],
             "output_file": self.capture.file,
         }
-        return told, b"".join(ends)
+        return result, b"".join(ends)
 
     def shrink(self) -> None:
         for stream in self.capture.streams.values():
@@ -306,7 +306,7 @@ def prepare(folder: str) -> None:
     if not os.path.lexists(ignore):
         with open(ignore, "xb") as file:
             file.write(b"*\n")
-    kept = 0
+    total = 0
     oldest = time.time() - KEPT_SECONDS
     files = []
     with os.scandir(folder) as entries:
@@ -316,6 +316,6 @@ def prepare(folder: str) -> None:
                 status = entry.stat(follow_symlinks=False)
                 files.append((status.st_mtime, status.st_size, entry.path))
     for modified, size, path in sorted(files, reverse=True):
-        kept += size
-        if kept > KEPT_TOTAL or modified < oldest:
+        total += size
+        if total > KEPT_TOTAL or modified < oldest:
             os.unlink(path)

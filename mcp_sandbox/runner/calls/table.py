@@ -26,14 +26,16 @@ _NAMED = 20
 class ProcessTable:
     """Commands that outlived their call; of the ended ones the last 32 of the last hour."""
 
-    def __init__(self, told: Callable[[], None], ended: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(
+        self, on_change: Callable[[], None], ended: Callable[[dict[str, Any]], None]
+    ) -> None:
         """Call `told` when the list changes, `ended` with the row of an end that no call saw."""
         self._count = 0
         # Random for each sandbox: an id from an earlier one never names another command.
         self._sandbox = "".join(_LETTERS[byte % len(_LETTERS)] for byte in os.urandom(3))
         self._running: dict[str, Command] = {}
         self._ended: dict[str, Command] = {}
-        self._changed = told
+        self._changed = on_change
         self._on_end = ended
 
     def note(self, command: Command) -> None:

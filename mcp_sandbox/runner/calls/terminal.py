@@ -29,11 +29,11 @@ _LAST_LOOKS, _LAST_LOOK_S = 20, 0.05
 _REST = 1024 * 1024
 
 
-def run(args: dict[str, Any], typed: int, shown: int, _end: bytes) -> dict[str, Any]:
+def run(args: dict[str, Any], typed: int, output: int, _end: bytes) -> dict[str, Any]:
     """Serve a shell until it ends or the person leaves; OpError if it cannot be started."""
     pid, *_ = started = _start(args)
     try:
-        status = _Terminal(started, typed, shown).run()
+        status = _Terminal(started, typed, output).run()
     finally:
         # Leftovers outside the shell's session end with this worker. Where the kernel has no
         # subreapers they stay, as leftovers of commands do.
@@ -73,18 +73,18 @@ def _start(args: dict[str, Any]) -> tuple[int, int, dict[int, bytes]]:
 class _Terminal:
     """Copies in both directions without ever blocking on one of them."""
 
-    def __init__(self, started: tuple[int, int, dict[int, bytes]], typed: int, shown: int) -> None:
+    def __init__(self, started: tuple[int, int, dict[int, bytes]], typed: int, output: int) -> None:
         self._pid, self._keys, self._outputs = started
         self._tty = os.isatty(self._keys)
         self._typed = typed
-        self._shown = shown
+        self._shown = output
         self._frames = terminal_frames.Frames()
         self._to_shell = bytearray()
         self._to_person = bytearray()
         # Whether the shell's side of the terminal is closed by all.
         self._closed = self._typed_all = False
         self._shell: list[int] = []
-        for end in (self._keys, *self._outputs, typed, shown):
+        for end in (self._keys, *self._outputs, typed, output):
             os.set_blocking(end, False)
 
     def run(self) -> int | None:

@@ -219,12 +219,12 @@ def _next_entry(body: _Body) -> TarInfo | None:
     if info.type == _EXTENDED:
         if not 0 < info.size <= 3 * _MOST_NAME:
             raise _unusable("a header is too long")
-        said = _records(body.read(info.size + -info.size % _BLOCK)[: info.size])
+        records = _records(body.read(info.size + -info.size % _BLOCK)[: info.size])
         info = TarInfo.frombuf(body.read(_BLOCK), "utf-8", "surrogateescape")
-        info.name = os.fsdecode(said.get(b"path", os.fsencode(info.name))).rstrip("/")
-        info.linkname = os.fsdecode(said.get(b"linkpath", os.fsencode(info.linkname)))
-        info.size = int(said.get(b"size", info.size))
-        info.mtime = float(said.get(b"mtime", info.mtime))
+        info.name = os.fsdecode(records.get(b"path", os.fsencode(info.name))).rstrip("/")
+        info.linkname = os.fsdecode(records.get(b"linkpath", os.fsencode(info.linkname)))
+        info.size = int(records.get(b"size", info.size))
+        info.mtime = float(records.get(b"mtime", info.mtime))
     if info.type not in _KINDS.values() or info.size < 0 or (info.size and info.type != _FILE):
         raise _unusable(f"{show(info.name)} is no file, folder or symbolic link")
     return info

@@ -67,16 +67,16 @@ def chunks(source: int) -> Iterator[bytes]:
 
 def until(source: int, end: bytes) -> Iterator[bytes]:
     """Yield the bytes of `source` before the last ones, `end`; OpError if those are missing."""
-    kept = b""
+    tail = b""
     for data in chunks(source):
-        kept += data
+        tail += data
         # A shorter body is used only when complete: an append then happens at once.
-        if len(kept) > CHUNK + len(end):
-            yield kept[: len(kept) - len(end)]
-            kept = kept[len(kept) - len(end) :]
-    if not kept.endswith(end):
+        if len(tail) > CHUNK + len(end):
+            yield tail[: len(tail) - len(end)]
+            tail = tail[len(tail) - len(end) :]
+    if not tail.endswith(end):
         raise OpError("cancelled", "the body did not come whole")
-    if rest := kept[: len(kept) - len(end)]:
+    if rest := tail[: len(tail) - len(end)]:
         yield rest
 
 

@@ -49,8 +49,8 @@ def move(call: OperationCall) -> dict[str, Any]:
     if replaced and not overwrite:
         raise _taken(destination)
     _rename(source, destination, overwrite=overwrite)
-    shown = {"source": relative(source), "destination": relative(destination)}
-    return {**shown, "replaced": replaced}
+    paths = {"source": relative(source), "destination": relative(destination)}
+    return {**paths, "replaced": replaced}
 
 
 def _taken(destination: str) -> OpError:

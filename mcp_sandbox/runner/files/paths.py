@@ -62,8 +62,8 @@ def resolve(given: str) -> str:
     if not os.path.lexists(path):
         path = _absolute(_checked(meant(given)))
     if "\\x" in path and not os.path.lexists(path):
-        shown = _unshow(path)
-        path = shown if os.path.lexists(shown) else path
+        readable = _unshow(path)
+        path = readable if os.path.lexists(readable) else path
     if ".." in path.split("/"):
         # Only the kernel knows where ".." leads after a link.
         head, tail = os.path.split(path.rstrip("/"))
@@ -125,8 +125,8 @@ def protect(path: str, doing: str) -> None:
     """Raise OpError if the path is or contains the workspace, the home or the root."""
     head, tail = os.path.split(path)
     holds = os.path.join(os.path.realpath(head), tail) + "/"
-    for kept in (workspace(), home()):
-        real = os.path.realpath(kept)
+    for root in (workspace(), home()):
+        real = os.path.realpath(root)
         there = os.path.lexists(path) and os.path.lexists(real)
         same = there and os.path.samestat(os.lstat(path), os.lstat(real))
         if path == "/" or same or (real + "/").startswith(holds):

@@ -97,9 +97,9 @@ def read_lines(call: OperationCall) -> dict[str, Any]:
         if mime or not is_text(head):
             put(call.stdout, head[:FIRST_BYTES])
             return {**facts, "kind": "binary", "mime": mime or "application/octet-stream"}
-        data, told = _read_part(fd, path, offset, limit, max_bytes)
+        data, part = _read_part(fd, path, offset, limit, max_bytes)
         put(call.stdout, data)
-    return {**facts, "kind": "text", "mime": "text/plain", **told}
+    return {**facts, "kind": "text", "mime": "text/plain", **part}
 
 
 def image_type(head: bytes) -> str | None:
@@ -129,26 +129,26 @@ def _read_part(
     Together they have at most `max_bytes`, but there is always one.
     """
     start, before = _skip(fd, offset - 1)
-    shown: list[bytes] = []
+    lines: list[bytes] = []
     size = long_lines = 0
     for line in split(fd, start, _MAX_LINE * 4 + 2):
         text, was_cut = _tidy(line, first=start == 0)
-        if len(shown) >= limit or (shown and size + len(text) > max_bytes):
+        if len(lines) >= limit or (lines and size + len(text) > max_bytes):
             break
-        shown.append(text)
+        lines.append(text)
         size += len(text)
         long_lines += was_cut
         start = line.next
-    if not shown and offset > 1:
+    if not lines and offset > 1:
         has = f"has {before} lines" if before else "is empty"
         raise OpError(
             "invalid", f"{show(path)} {has}, so line {offset} is past its end: start earlier"
         )
     more, rest = _rest(fd, start)
-    return b"".join(shown), {
+    return b"".join(lines), {
         "first_line": offset,
-        "lines": len(shown),
-        "total_lines": None if rest is None else offset - 1 + len(shown) + rest,
+        "lines": len(lines),
+        "total_lines": None if rest is None else offset - 1 + len(lines) + rest,
         "more": more,
         "long_lines_cut": long_lines,
     }

@@ -118,7 +118,7 @@ def _query(call: OperationCall) -> Query:
         )
     return Query(
         pattern=pattern,
-        shown=path,
+        given_path=path,
         base=base,
         only=only,
         glob=normalize(glob_text, base) if glob_text and not only else "",
@@ -151,11 +151,11 @@ def _time_limit(seconds: float) -> Iterator[None]:
 class Query(NamedTuple):
     """Look for `pattern` below the directory `base`, or in its file `only`.
 
-    `shown` is the path as the caller meant it; `glob` is normalized, or empty for all files.
+    `given_path` is what the caller names; `glob` is normalized, or empty for all files.
     """
 
     pattern: str
-    shown: str
+    given_path: str
     base: str
     only: str
     glob: str
@@ -164,7 +164,7 @@ class Query(NamedTuple):
     limit: int
 
     def name(self, path: str) -> str:
-        return relative(self.shown if self.only else f"{self.shown.rstrip('/')}/{path}")
+        return relative(self.given_path if self.only else f"{self.given_path.rstrip('/')}/{path}")
 
 
 class MatchOutput:
@@ -215,9 +215,9 @@ class MatchOutput:
     def drop(self, path: str) -> None:
         """Drop the results of this file, the last one: it is binary after all."""
         if path == self._path:
-            kept, self.matches, self.files = self._before_file
-            del self._lines[kept:]
-            self._kept = kept
+            size, self.matches, self.files = self._before_file
+            del self._lines[size:]
+            self._kept = size
             self._path = ""
 
     def body(self) -> bytes:

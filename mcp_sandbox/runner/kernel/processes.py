@@ -143,8 +143,8 @@ def rename(name: str) -> None:
     start, end = int(fields[45]), int(fields[46])
     if start < end:
         function("memset")(Address(start), 0, Address(end - start))
-        shown = name.encode()[: end - start - 1]
-        function("memcpy")(Address(start), shown, Address(len(shown)))
+        title = name.encode()[: end - start - 1]
+        function("memcpy")(Address(start), title, Address(len(title)))
     wipe_environment()
 
 

@@ -124,10 +124,10 @@ class Server:
         self._consider_idle()
 
     def _tell_background(self) -> None:
-        told = self._in_background()
-        if told != self._told:
-            self._told = told
-            self._tell_all({"t": "background", **told})
+        background = self._in_background()
+        if background != self._told:
+            self._told = background
+            self._tell_all({"t": "background", **background})
 
     def _tell_all(self, header: dict[str, Any]) -> None:
         for connection in self._hosts():

@@ -73,9 +73,9 @@ class Notebook:
 
     def row(self, name: str) -> dict[str, Any]:
         ended, seconds = self.state == "ended", round(time.monotonic() - self._started, 1)
-        told = {"id": name, "command": "(waits for its next cell)", "of": "notebook"}
+        row = {"id": name, "command": "(waits for its next cell)", "of": "notebook"}
         how = {"running": not ended, "why": "stopped" if ended else None, "seconds": seconds}
-        return {**told, **how, "exit_code": None, "signal": None, "out_of_memory": False}
+        return {**row, **how, "exit_code": None, "signal": None, "out_of_memory": False}
 
 
 def is_pid(value: object) -> bool:

@@ -40,12 +40,12 @@ def run(job: dict[str, Any]) -> None:
     os.set_inheritable(control.fileno(), False)
     pid, status = os.getpid(), 0
     while (cell := receive(control, MAX_HEADER + 4096, 4))[0]:
-        said = notebook.do(*cell)
-        status = said["status"] >> 8
+        answer = notebook.do(*cell)
+        status = answer["status"] >> 8
         if os.getpid() != pid:
             # A process that the cell has forked ends with the cell.
             break
-        send(control, said, [])
+        send(control, answer, [])
         import traceback  # noqa: F401, PLC0415
     os._exit(status)
 
@@ -179,10 +179,10 @@ def _show(exc: BaseException) -> None:
     import traceback  # noqa: PLC0415
 
     linecache.cache.update(_sources)
-    shown = traceback.TracebackException(type(exc), exc, exc.__traceback__)
-    first = next((at for at, each in enumerate(shown.stack) if each.filename[:6] == "<cell "), 0)
-    shown.stack[:] = [each for each in shown.stack[first:] if each.filename != __file__]
-    sys.stderr.write("".join(shown.format()))
+    error = traceback.TracebackException(type(exc), exc, exc.__traceback__)
+    first = next((at for at, each in enumerate(error.stack) if each.filename[:6] == "<cell "), 0)
+    error.stack[:] = [each for each in error.stack[first:] if each.filename != __file__]
+    sys.stderr.write("".join(error.format()))
 
 
 def _parse(source: str, name: str) -> Any:  # noqa: ANN401

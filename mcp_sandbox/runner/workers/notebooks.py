@@ -50,8 +50,8 @@ class Notebooks:
         self._pool.free_held()
         self._pool.rest(found.python_worker, rests=False)
         try:
-            told = {key: job[key] for key in ("env", "grow", "name", "workspace")}
-            send(found.control, told, fds)
+            settings = {key: job[key] for key in ("env", "grow", "name", "workspace")}
+            send(found.control, settings, fds)
         except OSError:
             # It was closed or is not read: the listener learns that the notebook died.
             self._pool.kill(found.python_worker)
@@ -103,14 +103,14 @@ class Notebooks:
         """End an idle notebook; `done` gets the same result as for a stopped command."""
         notebook = self.notebooks[name]
 
-        def hear(_said: dict[str, Any]) -> None:
+        def on_end(_message: dict[str, Any]) -> None:
             row = notebook.row(name)
             printed = {"sizes": [0] * 4, "starts": [0, 0], "totals": [0, 0], "until_met": False}
             ended = {"process": name, "duration_ms": 1000 * row["seconds"], "notebook": "ended"}
             unknown = dict.fromkeys(("left_s", "output_file", "changed", "counts"))
             done({**row, **printed, **ended, **unknown, "figures": [], "shell": []})
 
-        notebook.listener, notebook.cell = hear, "its end"
+        notebook.listener, notebook.cell = on_end, "its end"
         self._pool.kill(notebook.python_worker)
 
     def _kill(self, notebook: Notebook, still: bool) -> None:
@@ -118,9 +118,9 @@ class Notebooks:
             self._pool.kill(notebook.python_worker)
 
     def _on_message(self, notebook: Notebook) -> None:
-        said: Any = None
+        message: Any = None
         try:
-            said, _ = receive(notebook.control, 65536, wait=False)
+            message, _ = receive(notebook.control, 65536, wait=False)
         except BlockingIOError:
             return
         except (OSError, ValueError, RecursionError):
@@ -128,13 +128,13 @@ class Notebooks:
         listener = notebook.listener
         if (
             listener
-            and isinstance(said, dict)
-            and said.get("e") == "exit"
-            and is_valid_message(said)
+            and isinstance(message, dict)
+            and message.get("e") == "exit"
+            and is_valid_message(message)
         ):
             notebook.listener = None
             self._pool.rest(notebook.python_worker, rests=True)
-            listener(said)
+            listener(message)
         else:
             self._loop.unwatch(notebook.control.fileno())
             # The worker reports why it died, unless only the socket was closed.

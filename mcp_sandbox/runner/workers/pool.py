@@ -181,18 +181,18 @@ class Pool:
 
     def _on_message(self, speaker: WorkerHandle) -> None:
         try:
-            said, _ = native.receive(speaker.control, 65536, wait=False)
+            message, _ = native.receive(speaker.control, 65536, wait=False)
         except BlockingIOError:
             # The event was for a closed descriptor, whose number this one has now.
             return
         except ConnectionError:
-            said = None
+            message = None
         except (ValueError, RecursionError):
-            said = {}
-        if said is None:
+            message = {}
+        if message is None:
             self._lost(speaker)
         elif speaker is not self.spares.interpreter.worker:
-            self._take_message(speaker, said)
+            self._take_message(speaker, message)
 
     def _take_message(self, speaker: WorkerHandle, message: Any) -> None:  # noqa: ANN401 - as it came
         """Act on a worker's message; a worker that sends a malformed one is killed.

@@ -110,12 +110,12 @@ class _PythonWorker:
             return pid
         raise OpError("cancelled", "the process was killed before it could run any code")
 
-    def _fork(self, held: list[int]) -> tuple[int, Socket]:
+    def _fork(self, fds: list[int]) -> tuple[int, Socket]:
         ours, theirs = make_socket_pair()
         pid = os.fork()
         if pid == 0:
             # Their numbers are used again in the child: nothing may close them twice.
-            held.clear()
+            fds.clear()
             ours.close()
             self._wait(theirs)
         theirs.close()

@@ -72,9 +72,9 @@ class Worker:
         job, fds = receive(self._control, MAX_HEADER + 4096, 4)
         if job is None:
             return False
-        told = False
+        is_free = False
         try:
-            told = self._do(job, fds)
+            is_free = self._do(job, fds)
         except OpError as exc:
             self._say(e="fail", code=exc.code, message=exc.message)
         except MemoryError:
@@ -84,7 +84,7 @@ class Worker:
         if job["op"] == "terminal":
             # What a person left running in it ends with this process.
             return False
-        if not told:
+        if not is_free:
             self._say(e="free")
         return True
 
@@ -126,7 +126,7 @@ class Worker:
                     # User code killed it while it waited; it never saw its command.
                     pid = self._start(job, [*fds, gate.fileno()])
                 self._names.begin(job["workspace"])
-            said = recall(job["shell"]) if job["shell"] else []
+            remarks = recall(job["shell"]) if job["shell"] else []
             self._say(e="pid", pid=pid)
             lower_priority(pid, grow=job["grow"])
             close(fds)
@@ -135,7 +135,7 @@ class Worker:
         finally:
             gate.close()
             opener.close()
-        return self._see_through(pid, job, said)
+        return self._see_through(pid, job, remarks)
 
     def _see_through(self, pid: int, job: dict[str, Any], message: list[str]) -> bool:
         status, stays = _await(pid)
@@ -194,13 +194,13 @@ def recall(memory: str) -> list[str]:
 
 def remember(memory: str) -> list[str]:
     """Move a shell's new state into place if complete; return remarks about it."""
-    said, size = ["moved"] * _remove(f"{memory}.moved"), _size_if_complete(f"{memory}.new")
+    remarks, size = ["moved"] * _remove(f"{memory}.moved"), _size_if_complete(f"{memory}.new")
     try:
         if size > len(WHOLE):
             os.rename(f"{memory}.new", memory)
     except OSError:
         size = 0
-    return said if size else [*said, "kept"]
+    return remarks if size else [*remarks, "kept"]
 
 
 def _size_if_complete(memory: str) -> int:

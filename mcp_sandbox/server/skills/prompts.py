@@ -53,10 +53,10 @@ class SkillPrompts:
         skill = invocable(await self._visible.catalogue(asked)).get(params.name)
         if skill is None:
             raise _refused(f"there is no prompt {shown(params.name)!r}: prompts/list shows all")
-        said = params.arguments or {}
-        if sum(map(len, said.values())) > _MOST_SAID:
+        arguments = params.arguments or {}
+        if sum(map(len, arguments.values())) > _MOST_SAID:
             raise _too_long()
-        text = await self._text(asked, skill, said)
+        text = await self._text(asked, skill, arguments)
         message = types.PromptMessage(
             role="user", content=types.TextContent(type="text", text=text)
         )

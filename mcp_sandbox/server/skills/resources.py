@@ -191,8 +191,10 @@ class SkillResources(Extension):
             problem = f"{shown(params.uri)} is no directory resource: skill:// has them all"
             raise UnknownSkill(problem)
         found, cursor = page(inside, lambda child: child.uri, params.cursor, _MOST_ENTRIES)
-        told = [child.model_dump(by_alias=True, mode="json", exclude_none=True) for child in found]
-        return _fresh(resources=told, nextCursor=cursor)
+        children = [
+            child.model_dump(by_alias=True, mode="json", exclude_none=True) for child in found
+        ]
+        return _fresh(resources=children, nextCursor=cursor)
 
     async def _children(self, catalogue: Catalogue, uri: str) -> Sequence[Resource]:
         """Return what lies directly in a directory; nothing if there is no such directory."""
@@ -219,8 +221,8 @@ class SkillResources(Extension):
 
 def _fresh(**result: object) -> dict[str, Any]:
     """Return a result that holds for its user alone, until a change; None is left out."""
-    told = {key: value for key, value in result.items() if value is not None}
-    return {**told, "ttlMs": 0, "cacheScope": "private"}
+    fields = {key: value for key, value in result.items() if value is not None}
+    return {**fields, "ttlMs": 0, "cacheScope": "private"}
 
 
 def _problems_as_json(catalogue: Catalogue) -> str:
@@ -229,8 +231,8 @@ def _problems_as_json(catalogue: Catalogue) -> str:
         {**about, **{k: v for k, v in asdict(diagnostic).items() if v is not None}}
         for about, diagnostic in _problems(catalogue)
     ]
-    told = fitting(problems, 64_000, json.dumps)
-    return json.dumps({"problems": told, "omitted": len(problems) - len(told)}, indent=1)
+    fitted = fitting(problems, 64_000, json.dumps)
+    return json.dumps({"problems": fitted, "omitted": len(problems) - len(fitted)}, indent=1)
 
 
 def _problems(catalogue: Catalogue) -> Iterator[tuple[dict[str, Any], Diagnostic]]:

@@ -92,14 +92,14 @@ class SkillsListed(BaseModel, frozen=True):
 
 def listed_skills(page: Page) -> CallToolResult:
     """Return the skills of a page that fit in one result."""
-    shown = fitting(map(_listed, page.skills), _LIST_BYTES, as_json)
-    more = page.more or len(shown) < len(page.skills)
+    rows = fitting(map(_listed, page.skills), _LIST_BYTES, as_json)
+    more = page.more or len(rows) < len(page.skills)
     return structured(
         SkillsListed(
-            skills=shown,
-            next_cursor=page.skills[len(shown) - 1].cursor if more and shown else None,
+            skills=rows,
+            next_cursor=page.skills[len(rows) - 1].cursor if more and rows else None,
             total=page.total,
-            omitted=[*page.notes, *_omitted(page, len(shown), more=more)],
+            omitted=[*page.notes, *_omitted(page, len(rows), more=more)],
         )
     )
 
@@ -115,13 +115,13 @@ def _listed(each: PageItem) -> ListedSkill:
     )
 
 
-def _omitted(page: Page, shown: int, *, more: bool) -> Iterable[str]:
-    said = (one_line(each.skill.front.description) for each in page.skills[:shown])
-    if cut := sum(len(each) > MOST_OF_A_DESCRIPTION for each in said):
+def _omitted(page: Page, count: int, *, more: bool) -> Iterable[str]:
+    descriptions = (one_line(each.skill.front.description) for each in page.skills[:count])
+    if cut := sum(len(each) > MOST_OF_A_DESCRIPTION for each in descriptions):
         what = "1 description ends" if cut == 1 else f"{cut} descriptions end"
         yield f"{what} with … after {MOST_OF_A_DESCRIPTION:,} characters"
     if more:
-        yield f"{shown} of {page.total:,} are on this page: next_cursor leads to the next"
+        yield f"{count} of {page.total:,} are on this page: next_cursor leads to the next"
 
 
 def activation(got: Activation) -> CallToolResult:

@@ -172,20 +172,20 @@ class Disclosure:
         offered = await self._visible.skills.offered(whose)
         if not offered:
             return result
-        said, budget = result["instructions"], self._visible.settings.catalogue
+        instructions, budget = result["instructions"], self._visible.settings.catalogue
         if cut_after := _CUT_AFTER.get(_client(ctx)):
-            budget = min(budget, cut_after - len(said))
+            budget = min(budget, cut_after - len(instructions))
         # Of thousands it takes long enough for others to notice.
         text, account = await to_thread.run_sync(about_skills, offered, budget)
         meta = {**(result.get("_meta") or {}), ACCOUNT_KEY: account}
-        return {**result, "instructions": f"{said}{text}", "_meta": meta}
+        return {**result, "instructions": f"{instructions}{text}", "_meta": meta}
 
 
 def _client(ctx: Asked) -> str:
     """Return the client's name; in the newer protocol each request carries it."""
     params = ctx.params or {}
-    told = params.get("_meta")
-    info = told.get(CLIENT_INFO_META_KEY) if isinstance(told, Mapping) else None
+    meta = params.get("_meta")
+    info = meta.get(CLIENT_INFO_META_KEY) if isinstance(meta, Mapping) else None
     info = info or params.get("clientInfo")
     return str(info.get("name")) if isinstance(info, Mapping) else ""
 
@@ -198,8 +198,8 @@ def about_skills(skills: Sequence[Skill], budget: int) -> tuple[str, Mapping[str
     """
     named = [skill for skill in skills if skill.shadowed_by is None]
     found = overview(named, max(budget - len(_USE_THEM) - len(_NAMED) - _ACCOUNT, 0))
-    said = [_NAMED] if found.kind == "descriptions" else []
-    text = "\n".join(["\n", _USE_THEM, _account(found), *said, *filter(None, [found.text])])
+    sentences = [_NAMED] if found.kind == "descriptions" else []
+    text = "\n".join(["\n", _USE_THEM, _account(found), *sentences, *filter(None, [found.text])])
     size = byte_length(text)
     counts = {"shown": found.shown, "cut": found.cut, "hidden": found.hidden}
     return text, {**counts, "bytes": size, "tokens": size // 4}

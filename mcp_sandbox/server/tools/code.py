@@ -131,22 +131,22 @@ async def hints(result: ExecResult, code: str, language: Language) -> list[str]:
     """Return sentences for an agent about code that failed, or that showed nothing."""
     if not result.success:
         return await to_thread.run_sync(_hints, result, code)
-    shown = any((result.stdout, result.stderr, result.changed_files, result.figures))
-    way = "" if shown else _PRINTS.get(language)
+    has_output = any((result.stdout, result.stderr, result.changed_files, result.figures))
+    way = "" if has_output else _PRINTS.get(language)
     return [f"nothing was printed: show values with {way}"] if way else []
 
 
 def _hints(result: ExecResult, code: str) -> list[str]:
-    said = f"{result.stderr}\n{result.stdout}"
+    output = f"{result.stderr}\n{result.stdout}"
     found = _FOREIGN.search(code) if _REFUSED.search(result.stderr) else None
     lines = [_FOR_PROMPTS.format(found[0])] if found else []
-    lines += [_OFFLINE] if result.offline and _UNREACHED.search(said) else []
-    if browser := _BROWSER.search(said):
+    lines += [_OFFLINE] if result.offline and _UNREACHED.search(output) else []
+    if browser := _BROWSER.search(output):
         lines.append(
             f"{browser[1] or browser[2]} is not installed: the operator can make an image for the "
             "docker backend that has a browser, `mcp-sandbox images recipe browser` prints how"
         )
-    module = _MODULE.search(said)
+    module = _MODULE.search(output)
     for lack in find_missing([Requirement("python", module[1])], Inventory()) if module else ():
         if lack.layer:
             fix = "" if result.offline else f"`{lack.fix}` may help, or "
@@ -197,8 +197,8 @@ async def run_code(
             on_output=on_output,
             leave=find_client_timeout(request).leave,
         )
-    said = [] if notebook and result.success else await hints(result, code, language)
-    return with_notices(exec_result(result), said)
+    notes = [] if notebook and result.success else await hints(result, code, language)
+    return with_notices(exec_result(result), notes)
 
 
 async def exec_(
@@ -239,8 +239,8 @@ async def exec_(
             on_output=on_output,
             leave=find_client_timeout(request).leave,
         )
-    said = await hints(result, command, "bash")
-    return with_notices(exec_result(await shown(result)), said)
+    notes = await hints(result, command, "bash")
+    return with_notices(exec_result(await shown(result)), notes)
 
 
 def waits(longest_s: float) -> tuple[Any, float]:

@@ -150,9 +150,9 @@ async def preview(
             f"machine, not of the user's. Look yourself: curl http://127.0.0.1:{port}/ with exec"
         )
     address = await session.previews.open(port, wait_s=wait_s)
-    said = f"{address}{path}\nGive the user this address: it opens in a browser on their machine, "
-    said += f"as long as this sandbox lives. In here it is http://127.0.0.1:{port}{path}"
-    return results.texts([said], {"address": address + path})
+    text = f"{address}{path}\nGive the user this address: it opens in a browser on their machine, "
+    text += f"as long as this sandbox lives. In here it is http://127.0.0.1:{port}{path}"
+    return results.texts([text], {"address": address + path})
 
 
 def process_tools(calls: CallsConfig) -> list[SandboxTool]:

@@ -188,8 +188,8 @@ class Repository:
             stdout.seek(0)
             stderr.seek(0)
             if process.returncode != 0:
-                said = stderr.read(1 << 16).decode("utf-8", "replace")
-                raise self._failure(process.returncode, missing, said)
+                errors = stderr.read(1 << 16).decode("utf-8", "replace")
+                raise self._failure(process.returncode, missing, errors)
             return stdout.read()
 
     def _wait(self, process: subprocess.Popen[bytes]) -> None:
@@ -209,10 +209,10 @@ class Repository:
         if code == -signal.SIGXFSZ:
             return UnusableSkill(f"{self._source} is larger than any repository of skills")
         lines = [line for line in errors.splitlines() if line.strip()]
-        said = show(" ".join(lines[-4:]), 400) if lines else "git said nothing"
+        message = show(" ".join(lines[-4:]), 400) if lines else "git said nothing"
         why = (
-            f"git cannot get {self._source}: {said}. Look at the address and the ref (a commit is "
-            "given with all its digits), and whether you may read it"
+            f"git cannot get {self._source}: {message}. Look at the address and the ref (a commit "
+            "is given with all its digits), and whether you may read it"
         )
         if code == _NO_PROGRAM:
             why = "git is not installed: install it, or give a folder or an archive"
@@ -318,9 +318,9 @@ def _only_skill(
     places = _outermost(paths, source)
     if len(places) > 1:
         names = (named(place) for place in places[:_MAX_NAMED])
-        shown = "".join(f"\n  {name if name.isprintable() else show(name)}" for name in names)
+        listed = "".join(f"\n  {name if name.isprintable() else show(name)}" for name in names)
         more = f"\n  and {len(places) - _MAX_NAMED} more" if len(places) > _MAX_NAMED else ""
-        raise SourceUnavailable(f"{source} has {len(places)} skills: {do}{shown}{more}")
+        raise SourceUnavailable(f"{source} has {len(places)} skills: {do}{listed}{more}")
     return places[0]
 
 

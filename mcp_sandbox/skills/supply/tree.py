@@ -143,8 +143,8 @@ def too_large() -> UnusableSkill:
 
 def show(text: str, length: int = 120) -> str:
     """Return a hostile text for a message: quoted, escaped and not long."""
-    shown = ascii(text)
-    return shown if len(shown) <= length else f"{shown[:length]}…'"
+    readable = ascii(text)
+    return readable if len(readable) <= length else f"{readable[:length]}…'"
 
 
 def documents(paths: Iterable[str]) -> list[str]:
