@@ -28,7 +28,7 @@ from mcp_sandbox.config import Config, load_config
 from mcp_sandbox.config.units import MIB
 from mcp_sandbox.errors import Busy, InvalidArgument
 from mcp_sandbox.models import RELAY, ChatId
-from mcp_sandbox.server.bridge import Bridge, open_bridge
+from mcp_sandbox.server.bridge import ToolBridge, open_bridge
 from mcp_sandbox.sessions.chat_records import AssistantSpec, ChatRecords, UseTimes, system_clock
 from mcp_sandbox.sessions.manager import SessionManager
 from mcp_sandbox.sessions.session import Session
@@ -162,7 +162,7 @@ async def _way(
     session: Session | None,
     service: Connector,
     config: Config,
-    opening: Callable[..., AbstractAsyncContextManager[Bridge]],
+    opening: Callable[..., AbstractAsyncContextManager[ToolBridge]],
     tell: Tell,
 ) -> AsyncGenerator[ModelAccess]:
     """Open what one run finds inside: a door to its model, and one to the host's tools."""

@@ -191,7 +191,7 @@ async def serve(loaded: LoadedConfig, socket: Path, *, anonymous_http: bool = Fa
         ConfigError: HTTP cannot be served as it is configured.
     """
     from mcp_sandbox.daemon.acceptor import Acceptor
-    from mcp_sandbox.daemon.daemon import Control, Daemon, Shutdown, recent_log
+    from mcp_sandbox.daemon.daemon import ControlCommands, Daemon, Shutdown, recent_log
     from mcp_sandbox.daemon.lock import claim_daemon, listen_at
     from mcp_sandbox.workspace.projects import ClientFolders
 
@@ -237,7 +237,7 @@ async def serve(loaded: LoadedConfig, socket: Path, *, anonymous_http: bool = Fa
             from mcp_sandbox.daemon import chats
 
             people = chats.ChatControl(manager.open)
-            control = Control(
+            control = ControlCommands(
                 ending,
                 log,
                 more={"status": status, **people.commands},

@@ -119,7 +119,7 @@ async def while_connected(connection: TimedStream) -> AsyncGenerator[None]:
 
 
 @dataclass(frozen=True)
-class Control:
+class ControlCommands:
     """Runs one command per connection: `logs`, `shutdown`, `hand-over`, and those in `more`."""
 
     ending: Shutdown
@@ -193,7 +193,7 @@ class Daemon:
     in_use: Callable[[], bool]
     notice: Callable[[Mapping[str, Any]], Awaitable[Mapping[str, str]]]
 
-    async def run(self, serve_chat: ServeChat, control: Control) -> None:
+    async def run(self, serve_chat: ServeChat, control: ControlCommands) -> None:
         """Serve until the daemon may end: running calls have finished or had their time."""
 
         async def welcome(connection: TimedStream, message: ChatHello | ControlHello) -> None:

@@ -150,7 +150,7 @@ class Proxy:
     )
 
 
-class _Wire(BufferedByteStream):
+class _CountingStream(BufferedByteStream):
     """A stream that counts bytes and reports activity."""
 
     def __init__(self, stream: ByteStream, stirred: Callable[[], None]) -> None:
@@ -184,7 +184,7 @@ class ProxiedConnection:
         self._proxy, self._chat, self._grants, self._note = proxy, chat, grants, note
         self._looking = proxy.looking.setdefault(chat, anyio.CapacityLimiter(_MOST_LOOKING))
         self._idle, self._patience_s = anyio.CancelScope(), _IDLE_S
-        self._wire = _Wire(stream, self._stir)
+        self._wire = _CountingStream(stream, self._stir)
         self._client = Peer(self._wire, h11.SERVER)
         self._secure = False
         self._target: Target | None = None
@@ -344,7 +344,7 @@ class ProxiedConnection:
             try:
                 with anyio.fail_after(_DIAL_S):
                     stream = await stack.enter_async_context(await self._reach(target, rule))
-                    wire = _Wire(stream, self._stir)
+                    wire = _CountingStream(stream, self._stir)
                     server = Peer(wire, h11.CLIENT)
                     if self._upstream(rule) and (self._secure or not http):
                         wire.feed_data(await server.connect(str(target)))

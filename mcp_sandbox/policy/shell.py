@@ -41,12 +41,12 @@ _Given = tuple[list[Code], tuple[str, ...]]
 def read_commands(text: str, cwd: str = "") -> Iterator[Fact | Code]:
     """Yield what a script does that starts in the folder `cwd`, as far as its text tells."""
     script = read_script(text, _VALUES)
-    yield from _Reader(script, cwd).read()
+    yield from _ActionReader(script, cwd).read()
     if script.cut:
         yield Code("", "")  # The rest, which was not read.
 
 
-class _Reader:
+class _ActionReader:
     def __init__(self, script: Script, cwd: str) -> None:
         self._script = script
         self._cwds = [cwd]  # The working folder of each subshell.

@@ -99,12 +99,12 @@ def read_script(text: str, values: Mapping[str, str] | None = None) -> Script:
 
     With `values` of variables, these and the ones that it assigns are known, and not DYNAMIC.
     """
-    reader = _Reader(text, None if values is None else dict(values))
+    reader = _ShellReader(text, None if values is None else dict(values))
     reader.commands("", 0)
     return reader.script
 
 
-class _Reader:
+class _ShellReader:
     def __init__(self, text: str, values: dict[str, str] | None) -> None:
         self.script = Script()
         self._values = values
@@ -322,7 +322,7 @@ class _Reader:
                 self._within(': "' + text.replace('"', " "), document.depth)
 
     def _within(self, text: str, depth: int) -> None:
-        reader = _Reader(text, self._values)
+        reader = _ShellReader(text, self._values)
         reader.script = self.script
         reader.commands("", depth + 1)
 

@@ -63,7 +63,7 @@ class _HostTool:
     limit_s: float = _CALL_S
 
 
-class Bridge:
+class ToolBridge:
     """The tools of one run, which the log calls `of`; `tell` gets each call as an event."""
 
     def __init__(self, tools: Sequence[_HostTool], of: str, tell: Tell) -> None:
@@ -135,7 +135,7 @@ async def open_bridge(
     *,
     of: str,
     tell: Tell,
-) -> AsyncGenerator[Bridge]:
+) -> AsyncGenerator[ToolBridge]:
     """Start what a run may use: `functions`, and of each server, or HOST, the tools that it names.
 
     Raises OperatorError: a server does not start, or has no such tool.
@@ -156,7 +156,7 @@ async def open_bridge(
                     known = ", ".join(offered) or "none"
                     raise OperatorError(f"{name} has no tool {', '.join(missing)}: it has {known}")
                 tools += [offered[each] for each in asked]
-            yield Bridge(tools, of, tell)
+            yield ToolBridge(tools, of, tell)
 
 
 def _function(function: Callable[..., Any]) -> _HostTool:
@@ -192,7 +192,7 @@ async def _served(
         else:
             running = _process(settings.command, settings.env, _END_S)
             _, stdin, stdout = await stack.enter_async_context(running)
-            place = nullcontext([_Messages(stdin, stdout)] * 2)
+            place = nullcontext([_MessageStream(stdin, stdout)] * 2)
         client = await stack.enter_async_context(Client(place, read_timeout_seconds=_CALL_S))
         found = (await client.list_tools()).tools
         for each in found:
@@ -247,7 +247,7 @@ async def _process(
             await process.aclose()
 
 
-class _Messages(ObjectStream[Any]):
+class _MessageStream(ObjectStream[Any]):
     """What an MCP server hears and says; a line that is too long is an error of its call.
 
     The SDK's `stdio_client` keeps a line of any length, and leaves running what a server has left.

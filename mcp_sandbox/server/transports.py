@@ -75,7 +75,7 @@ async def serve_lines(
     """
     to_server, from_client = anyio.create_memory_object_stream[SessionMessage | Exception]()
     to_client, from_server = anyio.create_memory_object_stream[SessionMessage]()
-    wire = _Wire(send, most_bytes)
+    wire = _ClientStream(send, most_bytes)
     with sole_error():
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(wire.read, BufferedByteReceiveStream(receive), to_server)
@@ -140,7 +140,7 @@ def find_request_id(line: bytes) -> str | int | None:
     return None
 
 
-class _Wire:
+class _ClientStream:
     """One client's line stream, and which of its requests are unanswered.
 
     A request to be told of changes lasts as long as the client likes, so it is not waited for.

@@ -212,7 +212,9 @@ class _Strict(YAMLHandler):
                 "server; install it with libyaml: pip install --force-reinstall pyyaml"
             )
         try:
-            self.fields = _Reader(iter(yaml.CBaseLoader(fm).get_event, None), self._line).document()
+            self.fields = _YamlReader(
+                iter(yaml.CBaseLoader(fm).get_event, None), self._line
+            ).document()
         except yaml.YAMLError as error:
             raise InvalidFrontMatter(_broken(error, fm, self._line)) from error
         self.fields.source = fm
@@ -269,7 +271,7 @@ def _is_yaml(value: str) -> bool:
     return True
 
 
-class _Reader:
+class _YamlReader:
     """Makes values of the events of YAML, and stops at the first that is not read here."""
 
     def __init__(self, events: Iterator[yaml.Event], line: int) -> None:

@@ -19,7 +19,7 @@ from mcp_sandbox.config import BridgeConfig
 from mcp_sandbox.errors import OperatorError
 from mcp_sandbox.relay import inside
 from mcp_sandbox.server import bridge as bridges
-from mcp_sandbox.server.bridge import Bridge, open_bridge
+from mcp_sandbox.server.bridge import ToolBridge, open_bridge
 from tests.server import host_tools
 
 PROGRAM = [sys.executable, host_tools.__file__]
@@ -50,7 +50,7 @@ def fail() -> str:
 class Run:
     """A bridge that listens on a socket, as inside."""
 
-    bridge: Bridge
+    bridge: ToolBridge
     socket: Path
     told: list[tuple[str, bool]] = field(default_factory=list[tuple[str, bool]])
 
@@ -95,7 +95,7 @@ async def run(
         tasks.cancel_scope.cancel()
 
 
-def _handler(bridge: Bridge) -> Callable[[Any], Any]:
+def _handler(bridge: ToolBridge) -> Callable[[Any], Any]:
     async def handle(stream: Any) -> None:
         async with stream:
             await bridge.handle(stream)

@@ -254,7 +254,7 @@ def remove_tree(path: str, *, force: bool = False) -> int:
         return removal.removed
 
 
-class _Level:
+class _EmptiedFolder:
     """A directory that is being emptied: its name and the directories still in it."""
 
     def __init__(self, name: str) -> None:
@@ -267,7 +267,7 @@ class _Removal:
     def __init__(self, descent: Descent, *, force: bool) -> None:
         self.descent = descent
         self.force = force
-        self.levels: list[_Level] = []
+        self.levels: list[_EmptiedFolder] = []
         self.removed = 0
 
     def enter(self, name: str) -> None:
@@ -281,7 +281,7 @@ class _Removal:
             if self.levels and exc.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
                 return
             raise
-        self.levels.append(_Level(name))
+        self.levels.append(_EmptiedFolder(name))
         self._sweep()
 
     def step(self) -> None:

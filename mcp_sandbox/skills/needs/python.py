@@ -59,13 +59,13 @@ class _Import:
 
 def read_python(text: str) -> Uses:
     """Return what the script uses; imports include its own modules and the standard library."""
-    reader = _Reader()
+    reader = _UsesReader()
     for statement in python_statements(text):
         reader.take(statement)
     return reader.done()
 
 
-class _Reader:
+class _UsesReader:
     def __init__(self) -> None:
         self._uses = Uses()
         self._calls = _Calls(self._uses)
