@@ -90,7 +90,7 @@ class HttpGuard:
     control: ASGIApp | None = None
 
     def __post_init__(self) -> None:
-        self.flow = InFlight()
+        self.in_flight = InFlight()
         self._names = _allowed_names(self.listens_on, self.settings.allowed_hosts)
         self._rate = RateLimit(self.settings.rate)
         self._at_once = ConcurrencyLimit(self.settings.requests_per_user)
@@ -127,7 +127,7 @@ class HttpGuard:
         """End what is served to tokens that are revoked or expired meanwhile; never returns."""
         while True:
             await anyio.sleep(1)
-            for token_id in self.flow.token_ids:
+            for token_id in self.in_flight.token_ids:
                 try:
                     is_valid = await self.tokens.still_valid(token_id)
                 except OperatorError as exc:
@@ -137,7 +137,7 @@ class HttpGuard:
                     self._end(token_id)
 
     def _end(self, token_id: str) -> None:
-        self.flow.end(_unauthorized(), lambda entry: entry.token_id == token_id)
+        self.in_flight.end(_unauthorized(), lambda entry: entry.token_id == token_id)
 
     def _check_names(self, headers: Headers) -> None:
         hosts, origins = headers.getlist("host"), headers.getlist("origin")
@@ -197,7 +197,7 @@ class HttpGuard:
             }
             if control and scope["path"].endswith(_FILES):
                 entry = OpenRequest(send, grant.token_id or None, is_stream=False)
-                await self.flow.serve(entry, control, known, receive)
+                await self.in_flight.serve(entry, control, known, receive)
                 return
             body = await self._body(Request(scope, receive), carry, any_kind=control is not None)
             self._rate.charge(user, len(body))
@@ -210,7 +210,7 @@ class HttpGuard:
             entry = OpenRequest(send, grant.token_id or None, is_stream)
             if control is None and _is_legacy(headers):
                 app = partial(self._serve_legacy, entry, body)
-            await self.flow.serve(entry, app, known, replayed(body, receive))
+            await self.in_flight.serve(entry, app, known, replayed(body, receive))
 
     async def _serve_legacy(
         self, entry: OpenRequest, body: bytes, scope: Scope, receive: Receive, send: Send

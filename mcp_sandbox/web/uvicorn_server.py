@@ -96,7 +96,7 @@ class HttpServer(uvicorn.Server):
         )
         self.url = listener.url
         self._listener = listener
-        self._flow = guard.flow
+        self._in_flight = guard.in_flight
 
     async def run_on(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Serve until `should_exit` is set, whatever happens around."""
@@ -116,7 +116,7 @@ class HttpServer(uvicorn.Server):
         """Listen no more, and wait so long for the running calls to finish."""
         for server in self.servers:
             server.close()
-        await self._flow.drain(grace_s)
+        await self._in_flight.drain(grace_s)
 
     @contextmanager
     def capture_signals(self) -> Generator[None]:
@@ -190,6 +190,6 @@ async def open_http(  # noqa: PLR0913 - what is handed to the guard
                 yield door
             finally:
                 with anyio.CancelScope(shield=True):
-                    await guard.flow.close()
+                    await guard.in_flight.close()
                 door.should_exit = True
         watching.cancel_scope.cancel()

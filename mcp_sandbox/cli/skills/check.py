@@ -417,12 +417,12 @@ def try_out(
 
     Tests lie in tests/ and pass with exit code 0; entries of evals/evals.json need a `command`.
     """
-    from mcp_sandbox.app import skill_tests as trial
+    from mcp_sandbox.app import skill_tests
 
     settings = load(config, data, backend).config
     folder = _folder(settings, user, what)
-    trials = anyio.run(partial(trial.try_out, folder, settings, timeout_s=timeout))
-    failed = sum(each.verdict == "failed" for each in trials)
+    outcomes = anyio.run(partial(skill_tests.try_out, folder, settings, timeout_s=timeout))
+    failed = sum(each.verdict == "failed" for each in outcomes)
     found = [
         {
             "name": each.example.name,
@@ -431,14 +431,18 @@ def try_out(
             "why": each.why,
             "duration_ms": each.duration_ms,
         }
-        for each in trials
+        for each in outcomes
     ]
     nothing = "nothing to run: put tests into tests/, such as tests/test_it.py or tests/it.sh"
     columns = ("", "kind", "example", "ms", "why")
-    tell(found, table(*columns, rows=map(_shown, trials)) if trials else nothing, as_json=as_json)
-    if trials and not as_json:
-        passed = sum(each.verdict == "passed" for each in trials)
-        print(f"{passed} passed, {failed} failed, {len(trials) - passed - failed} skipped")
+    tell(
+        found,
+        table(*columns, rows=map(_outcome_row, outcomes)) if outcomes else nothing,
+        as_json=as_json,
+    )
+    if outcomes and not as_json:
+        passed = sum(each.verdict == "passed" for each in outcomes)
+        print(f"{passed} passed, {failed} failed, {len(outcomes) - passed - failed} skipped")
     raise typer.Exit(1 if failed else 0)
 
 
@@ -453,11 +457,11 @@ def _folder(settings: Config, user: str, what: str) -> Path:
     return catalogue(settings, user).find(what, _LISTING).folder
 
 
-def _shown(trial: "ExampleResult") -> tuple[RenderableType, ...]:
-    verdict = Text(trial.verdict, style=_STYLES[trial.verdict])
-    why = Text("\n").join(safe(line) for line in trial.why.splitlines())
-    name = safe(trial.example.name)
-    return verdict, trial.example.kind, name, str(trial.duration_ms or ""), why
+def _outcome_row(outcome: "ExampleResult") -> tuple[RenderableType, ...]:
+    verdict = Text(outcome.verdict, style=_STYLES[outcome.verdict])
+    why = Text("\n").join(safe(line) for line in outcome.why.splitlines())
+    name = safe(outcome.example.name)
+    return verdict, outcome.example.kind, name, str(outcome.duration_ms or ""), why
 
 
 def sarif(found: Iterable[tuple[Path, Diagnostic]], version: str, here: Path) -> dict[str, Json]:

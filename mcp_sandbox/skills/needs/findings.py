@@ -163,7 +163,7 @@ def find_missing(
     """Return what is missing, first what every use of the skill needs."""
     modules = (each.name for each in needs if each.kind == "python")
     imported = {distribution(distribution_of(module)) for module in modules}
-    lacking = [
+    missing = [
         _unmet(each)
         for each in needs
         if each.weight != "optional"
@@ -171,8 +171,8 @@ def find_missing(
         and not (each.kind == "distribution" and each.name in imported)
         and not _has(each, inventory)
     ]
-    lacking.sort(key=lambda each: (not each.always, each.need, each.name))
-    return tuple(lacking[:_MOST])
+    missing.sort(key=lambda each: (not each.always, each.need, each.name))
+    return tuple(missing[:_MOST])
 
 
 def _has(need: Requirement, inventory: Inventory) -> bool:
