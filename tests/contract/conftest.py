@@ -105,7 +105,7 @@ ON_EVERY_KERNEL = {
 ONCE = {
     *("test_sessions", "test_pool", "test_lifetimes", "test_operator", "test_room"),
     *("test_processes", "test_shells", "test_terminals", "test_figures", "test_previews"),
-    *("test_sharing", "test_warm_chats", "test_notebooks", "test_whole_output", "test_standby"),
+    *("test_sharing", "test_warm_chats", "test_notebooks", "test_whole_output", "test_warm_shell"),
     *("test_skills", "test_health", "test_gateways", "test_doors"),
     "test_archives",
 }

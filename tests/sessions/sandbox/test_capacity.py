@@ -1,4 +1,4 @@
-"""Who gets a slot, who makes room, and who waits how long."""
+"""Which sandbox is opened, which makes room, and which waits how long."""
 
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -15,8 +15,8 @@ from mcp_sandbox.sessions.sandbox.chat_sandbox import ChatSandbox
 class Sandbox(ChatSandbox):
     """A hold as the queue sees it, in use or not, without a sandbox."""
 
-    def __init__(self, slots: Capacity, name: str, *, busy: bool = False) -> None:
-        self._slots = slots
+    def __init__(self, capacity: Capacity, name: str, *, busy: bool = False) -> None:
+        self._slots = capacity
         self.name = name
         self.user = name[0]
         self.busy = busy
@@ -43,109 +43,109 @@ class Sandbox(ChatSandbox):
         self._slots.mark_idle(self)
 
 
-def names(slots: Capacity) -> list[str]:
-    return [slot.name for slot in slots.list_taken() if isinstance(slot, Sandbox)]
+def names(capacity: Capacity) -> list[str]:
+    return [slot.name for slot in capacity.list_taken() if isinstance(slot, Sandbox)]
 
 
-def slots_for(most: int, *, per_user: int = 99, wait_s: float = 0) -> Capacity:
+def capacity_for(most: int, *, per_user: int = 99, wait_s: float = 0) -> Capacity:
     return Capacity(most, most_per_user=per_user, wait_s=wait_s)
 
 
-async def opened(slots: Capacity, *given: str, busy: bool = False) -> list[Sandbox]:
-    made = [Sandbox(slots, name, busy=busy) for name in given]
+async def opened(capacity: Capacity, *given: str, busy: bool = False) -> list[Sandbox]:
+    made = [Sandbox(capacity, name, busy=busy) for name in given]
     for sandbox in made:
-        await slots.take(sandbox)
+        await capacity.take(sandbox)
     return made
 
 
 async def test_the_one_used_longest_ago_makes_room() -> None:
-    slots = slots_for(3)
-    a, _, _ = await opened(slots, "a", "b", "c")
-    slots.mark_used(a)
-    await opened(slots, "d")
-    assert names(slots) == ["c", "a", "d"]
+    capacity = capacity_for(3)
+    a, _, _ = await opened(capacity, "a", "b", "c")
+    capacity.mark_used(a)
+    await opened(capacity, "d")
+    assert names(capacity) == ["c", "a", "d"]
 
 
 async def test_a_polled_one_survives_any_number_of_others() -> None:
-    slots = slots_for(3)
-    (polled,) = await opened(slots, "p")
+    capacity = capacity_for(3)
+    (polled,) = await opened(capacity, "p")
     for number in range(50):
-        slots.mark_used(polled)
-        await opened(slots, f"x{number}")
-    assert names(slots) == ["x48", "p", "x49"]
+        capacity.mark_used(polled)
+        await opened(capacity, f"x{number}")
+    assert names(capacity) == ["x48", "p", "x49"]
 
 
 async def test_what_is_in_use_is_never_closed() -> None:
-    slots = slots_for(2)
-    await opened(slots, "a", "b", busy=True)
+    capacity = capacity_for(2)
+    await opened(capacity, "a", "b", busy=True)
     with pytest.raises(CapacityReached, match=r"all 2 sandboxes are in use: .*max_open"):
-        await opened(slots, "c")
-    assert names(slots) == ["a", "b"]
+        await opened(capacity, "c")
+    assert names(capacity) == ["a", "b"]
 
 
 async def test_what_works_in_the_background_is_passed_over() -> None:
-    slots = slots_for(2)
-    a, _ = await opened(slots, "a", "b")
+    capacity = capacity_for(2)
+    a, _ = await opened(capacity, "a", "b")
     a.in_background = True
-    await opened(slots, "c")
-    assert names(slots) == ["a", "c"]
+    await opened(capacity, "c")
+    assert names(capacity) == ["a", "c"]
 
 
 async def test_a_user_at_the_limit_closes_an_own_one_though_there_is_room() -> None:
-    slots = slots_for(10, per_user=2)
-    await opened(slots, "b1", "a1", "a2", "a3")
-    assert names(slots) == ["b1", "a2", "a3"]
+    capacity = capacity_for(10, per_user=2)
+    await opened(capacity, "b1", "a1", "a2", "a3")
+    assert names(capacity) == ["b1", "a2", "a3"]
 
 
 async def test_a_user_at_the_limit_is_told_which_limit() -> None:
-    slots = slots_for(10, per_user=2)
-    await opened(slots, "a1", "a2", busy=True)
+    capacity = capacity_for(10, per_user=2)
+    await opened(capacity, "a1", "a2", busy=True)
     with pytest.raises(CapacityReached, match=r"one user may have open.*max_per_user"):
-        await opened(slots, "a3")
-    await opened(slots, "b1")
+        await opened(capacity, "a3")
+    await opened(capacity, "b1")
 
 
 async def test_waiting_ends_when_a_call_ends() -> None:
-    slots = slots_for(1, wait_s=30)
-    (a,) = await opened(slots, "a", busy=True)
+    capacity = capacity_for(1, wait_s=30)
+    (a,) = await opened(capacity, "a", busy=True)
     with anyio.fail_after(5):
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(opened, slots, "b")
+            tasks.start_soon(opened, capacity, "b")
             await wait_all_tasks_blocked()
-            assert slots.waiting == 1
-            assert slots.free == 0
+            assert capacity.waiting == 1
+            assert capacity.free == 0
             a.end_call()
-    assert names(slots) == ["b"]
-    assert slots.waiting == 0
+    assert names(capacity) == ["b"]
+    assert capacity.waiting == 0
 
 
 async def test_waiting_ends_when_background_work_ends() -> None:
-    slots = slots_for(1, wait_s=30)
-    (a,) = await opened(slots, "a")
+    capacity = capacity_for(1, wait_s=30)
+    (a,) = await opened(capacity, "a")
     a.in_background = True
     with anyio.fail_after(5):
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(opened, slots, "b")
+            tasks.start_soon(opened, capacity, "b")
             await wait_all_tasks_blocked()
             a.in_background = False
-    assert names(slots) == ["b"]
+    assert names(capacity) == ["b"]
 
 
 async def test_waiting_ends_after_its_time_with_a_reason() -> None:
-    slots = slots_for(1, wait_s=0.05)
-    await opened(slots, "a", busy=True)
+    capacity = capacity_for(1, wait_s=0.05)
+    await opened(capacity, "a", busy=True)
     with anyio.fail_after(5), pytest.raises(CapacityReached, match=r"stayed so for 0\.05 s"):
-        await opened(slots, "b")
-    assert slots.waiting == 0
+        await opened(capacity, "b")
+    assert capacity.waiting == 0
 
 
-async def order_of_service(slots: Capacity, holder: Sandbox, *waiting: str) -> list[str]:
+async def order_of_service(capacity: Capacity, holder: Sandbox, *waiting: str) -> list[str]:
     """Who gets the only slot, one after the other, when all these wait in this order."""
     served: list[str] = []
 
     async def wait(name: str) -> None:
-        sandbox = Sandbox(slots, name, busy=True)
-        await slots.take(sandbox)
+        sandbox = Sandbox(capacity, name, busy=True)
+        await capacity.take(sandbox)
         served.append(name)
         sandbox.end_call()
 
@@ -159,43 +159,43 @@ async def order_of_service(slots: Capacity, holder: Sandbox, *waiting: str) -> l
 
 
 async def test_a_user_with_many_waiting_does_not_hold_up_the_others() -> None:
-    slots = slots_for(1, wait_s=30)
-    (holder,) = await opened(slots, "a0", busy=True)
-    served = await order_of_service(slots, holder, "a1", "a2", "a3", "b1", "c1", "b2")
+    capacity = capacity_for(1, wait_s=30)
+    (holder,) = await opened(capacity, "a0", busy=True)
+    served = await order_of_service(capacity, holder, "a1", "a2", "a3", "b1", "c1", "b2")
     assert served == ["b1", "c1", "a1", "b2", "a2", "a3"]
 
 
 async def test_who_waits_for_the_own_limit_holds_up_nobody() -> None:
-    slots = slots_for(2, per_user=1, wait_s=30)
-    (a,) = await opened(slots, "a1", busy=True)
+    capacity = capacity_for(2, per_user=1, wait_s=30)
+    (a,) = await opened(capacity, "a1", busy=True)
     with anyio.fail_after(5):
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(opened, slots, "a2")
+            tasks.start_soon(opened, capacity, "a2")
             await wait_all_tasks_blocked()
-            await opened(slots, "b1")
-            assert names(slots) == ["a1", "b1"]
+            await opened(capacity, "b1")
+            assert names(capacity) == ["a1", "b1"]
             a.end_call()
-    assert names(slots) == ["b1", "a2"]
+    assert names(capacity) == ["b1", "a2"]
 
 
 async def test_who_gives_up_leaves_the_place_to_the_next() -> None:
-    slots = slots_for(1, wait_s=30)
-    (a,) = await opened(slots, "a", busy=True)
+    capacity = capacity_for(1, wait_s=30)
+    (a,) = await opened(capacity, "a", busy=True)
     gone = anyio.CancelScope()
 
     async def give_up() -> None:
         with gone:
-            await opened(slots, "b")
+            await opened(capacity, "b")
 
     with anyio.fail_after(5):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(give_up)
             await wait_all_tasks_blocked()
-            tasks.start_soon(opened, slots, "c")
+            tasks.start_soon(opened, capacity, "c")
             await wait_all_tasks_blocked()
             gone.cancel()
             a.end_call()
-    assert names(slots) == ["c"]
+    assert names(capacity) == ["c"]
 
 
 def closing_slowly(sandbox: Sandbox) -> tuple[anyio.Event, anyio.Event]:
@@ -215,54 +215,54 @@ def closing_slowly(sandbox: Sandbox) -> tuple[anyio.Event, anyio.Event]:
 
 
 async def test_who_gives_up_while_room_is_made_takes_no_slot() -> None:
-    slots = slots_for(1, wait_s=30)
-    (a,) = await opened(slots, "a")
+    capacity = capacity_for(1, wait_s=30)
+    (a,) = await opened(capacity, "a")
     closing, go_on = closing_slowly(a)
     with anyio.fail_after(5):
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(opened, slots, "b")
+            tasks.start_soon(opened, capacity, "b")
             await closing.wait()
             tasks.cancel_scope.cancel()
             go_on.set()
-        assert names(slots) == []
-        await opened(slots, "c")
-    assert names(slots) == ["c"]
+        assert names(capacity) == []
+        await opened(capacity, "c")
+    assert names(capacity) == ["c"]
 
 
 async def test_who_gives_up_just_when_granted_takes_no_slot() -> None:
-    slots = slots_for(1, wait_s=30)
-    (a,) = await opened(slots, "a", busy=True)
+    capacity = capacity_for(1, wait_s=30)
+    (a,) = await opened(capacity, "a", busy=True)
     with anyio.fail_after(5):
         async with anyio.create_task_group() as tasks:
             for name in ("b", "c", "d"):
-                tasks.start_soon(opened, slots, name)
+                tasks.start_soon(opened, capacity, name)
             await wait_all_tasks_blocked()
             a.end_call()
             tasks.cancel_scope.cancel()
-    assert slots.waiting == 0
-    await opened(slots, "e")
-    assert names(slots) == ["e"]
+    assert capacity.waiting == 0
+    await opened(capacity, "e")
+    assert names(capacity) == ["e"]
 
 
 async def test_a_place_that_is_free_is_given_at_once_while_another_user_makes_room() -> None:
-    slots = slots_for(16, per_user=1, wait_s=30)
-    (a,) = await opened(slots, "a1")
+    capacity = capacity_for(16, per_user=1, wait_s=30)
+    (a,) = await opened(capacity, "a1")
     closing, go_on = closing_slowly(a)
     with anyio.fail_after(5):
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(opened, slots, "a2")
+            tasks.start_soon(opened, capacity, "a2")
             await closing.wait()
             began = anyio.current_time()
-            await opened(slots, "b1")
+            await opened(capacity, "b1")
             assert anyio.current_time() - began < 0.05
-            assert names(slots) == ["a1", "b1"]
+            assert names(capacity) == ["a1", "b1"]
             go_on.set()
-    assert names(slots) == ["b1", "a2"]
+    assert names(capacity) == ["b1", "a2"]
 
 
 async def test_two_who_wait_close_one_each() -> None:
-    slots = slots_for(2, wait_s=30)
-    made = await opened(slots, "a1", "a2")
+    capacity = capacity_for(2, wait_s=30)
+    made = await opened(capacity, "a1", "a2")
     both, closing = anyio.Event(), set[str]()
 
     async def close_together(name: str) -> None:
@@ -275,40 +275,40 @@ async def test_two_who_wait_close_one_each() -> None:
         sandbox.closing = partial(close_together, sandbox.name)
     with anyio.fail_after(5):
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(opened, slots, "b1")
-            tasks.start_soon(opened, slots, "c1")
-    assert sorted(names(slots)) == ["b1", "c1"]
+            tasks.start_soon(opened, capacity, "b1")
+            tasks.start_soon(opened, capacity, "c1")
+    assert sorted(names(capacity)) == ["b1", "c1"]
 
 
 async def test_a_place_that_one_makes_goes_to_the_user_served_longest_ago() -> None:
-    slots = slots_for(1, wait_s=30)
-    (b,) = await opened(slots, "b0")
+    capacity = capacity_for(1, wait_s=30)
+    (b,) = await opened(capacity, "b0")
     closing, go_on = closing_slowly(b)
-    waiting = Sandbox(slots, "b1", busy=True), Sandbox(slots, "c1", busy=True)
+    waiting = Sandbox(capacity, "b1", busy=True), Sandbox(capacity, "c1", busy=True)
     with anyio.fail_after(5):
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(slots.take, waiting[0])
+            tasks.start_soon(capacity.take, waiting[0])
             await closing.wait()
-            tasks.start_soon(slots.take, waiting[1])
+            tasks.start_soon(capacity.take, waiting[1])
             await wait_all_tasks_blocked()
             go_on.set()
             await wait_all_tasks_blocked()
-            assert names(slots) == ["c1"]
+            assert names(capacity) == ["c1"]
             waiting[1].end_call()
-    assert names(slots) == ["b1"]
+    assert names(capacity) == ["b1"]
 
 
 async def test_adopted_ones_count_but_are_never_refused() -> None:
-    slots = slots_for(1)
+    capacity = capacity_for(1)
     for name in ("a", "b"):
-        slots.adopt(Sandbox(slots, name))
-    assert slots.free == 0
-    await opened(slots, "c")
-    assert len(names(slots)) == 1
+        capacity.adopt(Sandbox(capacity, name))
+    assert capacity.free == 0
+    await opened(capacity, "c")
+    assert len(names(capacity)) == 1
 
 
 async def test_nothing_is_remembered_of_users_who_have_gone() -> None:
-    slots = slots_for(2)
+    capacity = capacity_for(2)
     for number in range(300):
-        await opened(slots, f"{chr(1000 + number)}")
-    assert len(slots._served) <= 2
+        await opened(capacity, f"{chr(1000 + number)}")
+    assert len(capacity._served) <= 2

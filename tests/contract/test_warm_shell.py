@@ -1,4 +1,4 @@
-"""A second call finds a process that waits for it, and nobody can tell but by the time it takes."""
+"""Requests find a bash that waits for them; only the time they take tells it."""
 
 import anyio
 import pytest
