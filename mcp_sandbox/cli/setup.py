@@ -178,7 +178,7 @@ def recipe(
 
     Build it with `docker build -t NAME - <Dockerfile` and set docker.image to NAME.
     """
-    from mcp_sandbox.skills.needs.findings import recipe as dockerfile
+    from mcp_sandbox.skills.needs.findings import write_recipe as dockerfile
 
     print(dockerfile(layers), end="")
 

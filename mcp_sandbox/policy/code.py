@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 from mcp_sandbox.policy.rules import Code, Fact
 from mcp_sandbox.reading.code import (
     Token,
-    arguments,
-    imports,
     javascript_tokens,
-    literal,
     mark,
     python_statements,
+    read_arguments,
+    read_imports,
+    read_literal,
 )
 from mcp_sandbox.reading.commands import DYNAMIC, names
 
@@ -56,7 +56,7 @@ def read_python(text: str) -> Iterator[Fact | Code]:
     read = [statement.tokens for statement in python_statements(text)]
     known = dict[str, str]()
     for tokens in read:
-        for module, name, called in imports(tokens):
+        for module, name, called in read_imports(tokens):
             yield _import("python", module)
             if name:
                 known[called or name] = f"{module}." if name == "*" else f"{module}.{name}"
@@ -111,8 +111,8 @@ def _use(
     if mark(tokens, at) != "(":
         yield Fact("python", name, {"name": (name,)})
         return
-    given = arguments(tokens, at + 1, _MOST_READ)
-    texts = [literal(argument) for argument in given]
+    given = read_arguments(tokens, at + 1, _MOST_READ)
+    texts = [read_literal(argument) for argument in given]
     literals = (*texts, *(f"{number}={text}" for number, text in enumerate(texts)))
     yield Fact("python", name, {"name": (name,), "call": (name,), "literal": literals})
     if name == "getattr" and len(texts) > 1:
@@ -122,6 +122,10 @@ def _use(
         yield Code("python", texts[0])
     elif texts and _RUNS.fullmatch(name):
         listed = mark(given[0], 0) in ("[", "(")
-        words = [literal(each) for each in arguments(given[0], 1, _MOST_READ)] if listed else []
+        words = (
+            [read_literal(each) for each in read_arguments(given[0], 1, _MOST_READ)]
+            if listed
+            else []
+        )
         if listed or texts[0] != DYNAMIC:
             yield Code("shell", shlex.join(words) if listed else texts[0])

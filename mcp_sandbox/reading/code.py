@@ -131,7 +131,7 @@ def _string(inner: str, field: re.Pattern[str] | None) -> Token:
     return Token("string", field.sub(DYNAMIC, inner), code)
 
 
-def imports(tokens: Sequence[Token]) -> Iterator[tuple[str, str, str]]:
+def read_imports(tokens: Sequence[Token]) -> Iterator[tuple[str, str, str]]:
     """Yield the module, its member or "", and the name after `as` or "", of an import statement."""
     if tokens[0].text not in ("import", "from"):
         return
@@ -144,7 +144,7 @@ def imports(tokens: Sequence[Token]) -> Iterator[tuple[str, str, str]]:
         yield (package, name, called) if package else (name, "", called)
 
 
-def arguments(tokens: Sequence[Token], at: int, most: int) -> list[list[Token]]:
+def read_arguments(tokens: Sequence[Token], at: int, most: int) -> list[list[Token]]:
     """Return the arguments of a call, or elements of a list, in the first `most` tokens."""
     found, depth = list[list[Token]]([[]]), 0
     for token in tokens[at : at + most]:
@@ -159,7 +159,7 @@ def arguments(tokens: Sequence[Token], at: int, most: int) -> list[list[Token]]:
     return [each for each in found if each]
 
 
-def literal(argument: Sequence[Token]) -> str:
+def read_literal(argument: Sequence[Token]) -> str:
     """Return NAME= if it is a named argument, and the text of its literal; else DYNAMIC."""
     named = mark(argument, 1) == "="
     name, value = (f"{argument[0].text}=", argument[2:]) if named else ("", argument)

@@ -101,7 +101,7 @@ class Message:
             self.cancels = _id(params.get("requestId"))
 
 
-def messages(lines: bytes) -> list[Message]:
+def parse_messages(lines: bytes) -> list[Message]:
     """Return the messages of whole lines; blank lines are none."""
     return [Message(line + b"\n") for line in lines.split(b"\n") if line.strip()]
 
@@ -237,7 +237,7 @@ class LineRelay:
 
     def note_sent(self, early: bytes) -> None:
         """Take over what was read from the client before, of which whole lines have been sent."""
-        for message in messages(self._from_client.feed(early)):
+        for message in parse_messages(self._from_client.feed(early)):
             self._ledger.note_sent(message)
 
     def note_failure(self, reason: str) -> None:
@@ -299,7 +299,7 @@ class LineRelay:
             lines = self._from_client.feed(data)
         except TooLong:
             lines = self._from_client.cut_short()
-        for message in messages(lines):
+        for message in parse_messages(lines):
             self._take(message)
 
     def _take(self, message: Message) -> None:
@@ -349,7 +349,7 @@ class LineRelay:
         except (OSError, TooLong):
             data = lines = b""
         self._output += lines
-        for message in messages(lines):
+        for message in parse_messages(lines):
             self._ledger.note_received(message)
         if not data:
             self._lose(link)

@@ -43,7 +43,7 @@ from mcp_sandbox.config import BridgeConfig, BridgeServerConfig
 from mcp_sandbox.errors import OperatorError
 from mcp_sandbox.server.errors import sole_error
 from mcp_sandbox.server.text import clip, show_name
-from mcp_sandbox.server.transports import Overlong, find_request_id, next_line, serve_lines
+from mcp_sandbox.server.transports import Overlong, find_request_id, read_line, serve_lines
 from mcp_sandbox.telemetry.logs import event
 
 logger = logging.getLogger(__name__)
@@ -261,7 +261,7 @@ class _MessageStream(ObjectStream[Any]):
         await self._stdin.send(line.encode() + b"\n")
 
     async def receive(self) -> SessionMessage | Exception:
-        line = await next_line(self._lines, MOST_REPLY)
+        line = await read_line(self._lines, MOST_REPLY)
         if line is None:
             raise anyio.EndOfStream
         if isinstance(line, Overlong):

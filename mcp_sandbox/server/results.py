@@ -24,13 +24,13 @@ from mcp_sandbox.runner.files.reading import MAX_IMAGE, image_type
 from mcp_sandbox.server.text import (
     MAX_TEXT_BYTES,
     Shortened,
-    byte_length,
+    clean_output,
     clip,
-    fitting,
-    printed,
+    count_bytes,
     shorten,
     show,
     show_name,
+    take_fitting,
     without_internals,
 )
 from mcp_sandbox.sessions.sandbox.notices import say_state
@@ -176,7 +176,7 @@ def _webp(data: bytes) -> tuple[int, int]:
 _MEASURES = {"image/png": _png, "image/jpeg": _jpeg, "image/gif": _gif, "image/webp": _webp}
 
 
-def exec_result(result: models.ExecResult, *, tail: int | None = None) -> CallToolResult:
+def format_exec(result: models.ExecResult, *, tail: int | None = None) -> CallToolResult:
     """Return stdout, stderr and how the command ended, each a block when not empty.
 
     With `tail` the last lines of what is held.
@@ -184,11 +184,13 @@ def exec_result(result: models.ExecResult, *, tail: int | None = None) -> CallTo
     if tail is not None:
         each_stream = (result.stdout, result.stderr)
         out, err = ("".join(text.splitlines(keepends=True)[-tail:]) for text in each_stream)
-        out_bytes, err_bytes = byte_length(out), byte_length(err)
+        out_bytes, err_bytes = count_bytes(out), count_bytes(err)
         begin = result.stdout_bytes + result.stderr_bytes - out_bytes - err_bytes
         result = replace(result, stdout=out, stderr=err, stdout_from=begin, stderr_from=0)
         result = replace(result, stdout_bytes=out_bytes, stderr_bytes=err_bytes)
-    out_bytes, err_bytes = (byte_length(printed(each)) for each in (result.stdout, result.stderr))
+    out_bytes, err_bytes = (
+        count_bytes(clean_output(each)) for each in (result.stdout, result.stderr)
+    )
     err_bytes = min(err_bytes, max(_OUTPUT_BYTES // 3, _OUTPUT_BYTES - out_bytes))
     shown_out = _stream(result.stdout, _OUTPUT_BYTES - err_bytes, result, result.stdout_bytes)
     shown_err = _stream(result.stderr, err_bytes, result, result.stderr_bytes)
@@ -237,17 +239,17 @@ def _image(content: models.FileContent, found: Picture) -> ImageContent:
 def _stream(text: str, max_bytes: int, result: models.ExecResult, total_bytes: int) -> str:
     cut, size = Shortened(text), max_bytes
     # What was printed is cut, not what is shown of it: so the hint knows the place in the file.
-    lost = total_bytes > byte_length(text)  # The runner has left out the middle already.
-    while (lost and not cut.left_out) or byte_length(printed(cut.head + cut.tail)) > max_bytes:
+    lost = total_bytes > count_bytes(text)  # The runner has left out the middle already.
+    while (lost and not cut.left_out) or count_bytes(clean_output(cut.head + cut.tail)) > max_bytes:
         cut, size = shorten(text, size), size * 2 // 3
     if lost and text.startswith("\n[... "):
         # Nothing is held any more of where it began.
         cut = replace(cut, head="")
-    head, tail = printed(cut.head), printed(cut.tail)
+    head, tail = clean_output(cut.head), clean_output(cut.tail)
     if not cut.left_out:
         return head
     # What is no UTF-8 is a character of three bytes now, and was one byte or more.
-    first, last = (byte_length(end) - 2 * end.count("\ufffd") for end in (cut.head, cut.tail))
+    first, last = (count_bytes(end) - 2 * end.count("\ufffd") for end in (cut.head, cut.tail))
     missing = total_bytes - first - last
     # The kept file holds both streams in order of arrival: places count only if there is one.
     alone = total_bytes == result.stdout_bytes + result.stderr_bytes
@@ -304,7 +306,7 @@ def _goes_on(result: models.ExecResult) -> str:
     )
 
 
-def process_list(rows: Sequence[models.ProcessRow]) -> CallToolResult:
+def format_processes(rows: Sequence[models.ProcessRow]) -> CallToolResult:
     """Return a line each: id, state, seconds, memory, what it belongs to, the command."""
     lines = [
         f"{row.id}  {say_state(row)}  {row.seconds:.0f} s  "
@@ -348,7 +350,7 @@ def _what_made_room(ended: models.Background) -> str:
     )
 
 
-def file_content(content: models.FileContent) -> CallToolResult:
+def format_file(content: models.FileContent) -> CallToolResult:
     """Return numbered lines, an image, or a description of bytes that are neither."""
     meta = {name: getattr(content, name) for name in _OF_FILE} | {"path": show_name(content.path)}
     if content.kind == "text":
@@ -374,7 +376,9 @@ def _numbered(content: models.FileContent, meta: dict[str, Any]) -> CallToolResu
         shorten(f"{number:6}\t{line}", _OUTPUT_BYTES)
         for number, line in enumerate(lines, content.first_line)
     )
-    rows = fitting((f"{row.head}…" if row.left_out else row.head for row in cut), _OUTPUT_BYTES)
+    rows = take_fitting(
+        (f"{row.head}…" if row.left_out else row.head for row in cut), _OUTPUT_BYTES
+    )
     meta |= {"lines": len(rows), "more": content.more or len(rows) < len(lines)}
     return texts(["\n".join(rows), "\n".join(_file_notes(content, len(rows)))], meta)
 
@@ -401,7 +405,7 @@ def write_result(result: models.WriteResult, *, append: bool) -> CallToolResult:
     return texts([f"{done} {meta['path']} ({_count(result.written, 'byte')})"], meta)
 
 
-def edit_result(result: models.EditResult, *, dry_run: bool) -> CallToolResult:
+def format_edit(result: models.EditResult, *, dry_run: bool) -> CallToolResult:
     """Return the unified diff."""
     cut = shorten(show(result.diff), _OUTPUT_BYTES)
     gap = f"[… {cut.left_out:,} bytes of the diff left out …]\n"
@@ -413,9 +417,9 @@ def edit_result(result: models.EditResult, *, dry_run: bool) -> CallToolResult:
     )
 
 
-def glob_result(result: models.GlobResult) -> CallToolResult:
+def format_glob(result: models.GlobResult) -> CallToolResult:
     """Return one path a line, newest first."""
-    lines = fitting(map(show_name, result.paths), _OUTPUT_BYTES)
+    lines = take_fitting(map(show_name, result.paths), _OUTPUT_BYTES)
     truncated = result.truncated or len(lines) < len(result.paths)
     note = f"[{len(lines):,} of {result.total:,} or more shown: narrow the pattern or the path]"
     notes = [note] if lines and truncated else [] if lines else ["[nothing matches]"]
@@ -423,9 +427,9 @@ def glob_result(result: models.GlobResult) -> CallToolResult:
     return texts(["\n".join(lines), *notes], meta)
 
 
-def grep_result(result: models.GrepResult) -> CallToolResult:
+def format_grep(result: models.GrepResult) -> CallToolResult:
     """Return lines of `file:line:text`, then how many matches there are."""
-    lines = fitting((clip(show_name(line), 2_000) for line in result.lines), _OUTPUT_BYTES)
+    lines = take_fitting((clip(show_name(line), 2_000) for line in result.lines), _OUTPUT_BYTES)
     truncated = result.truncated or len(lines) < len(result.lines)
     matches, files = _count(result.matches, "match", "matches"), _count(result.files, "file")
     cut = "; shortened: narrow the pattern, path or glob" if truncated else ""
@@ -513,9 +517,9 @@ class SandboxInfoReport(BaseModel, frozen=True):
     versions: dict[str, str]
 
 
-def listed_files(listing: models.Listing) -> CallToolResult:
+def fit_files(listing: models.Listing) -> CallToolResult:
     """Return the entries that fit in one result, with a note on how to see the rest."""
-    entries = fitting(map(_listed, listing.entries), _ENTRIES_BYTES, as_json)
+    entries = take_fitting(map(_listed, listing.entries), _ENTRIES_BYTES, as_json)
     truncated = listing.truncated or len(entries) < len(listing.entries)
     note = f"{len(entries)} shown: list a subdirectory, or use glob" if truncated else None
     path, total = show_name(listing.path), listing.total
@@ -542,7 +546,7 @@ def _utc(seconds: float) -> str:
         return f"@{seconds:.0f}"
 
 
-def sandbox_report(report: SandboxReport) -> CallToolResult:
+def format_sandbox(report: SandboxReport) -> CallToolResult:
     """Return everything `sandbox_info` knows."""
     # Whatever the sandbox says of itself is as hostile as any output.
     programs, versions = (

@@ -12,7 +12,7 @@ from pyte.screens import wcwidth
 
 from mcp_sandbox.models import ExecResult
 from mcp_sandbox.runner.wire.protocol import COLUMNS, ROWS
-from mcp_sandbox.server.text import byte_length
+from mcp_sandbox.server.text import count_bytes
 
 _MOST_BYTES = 32 * 1024
 _MOST_S = 0.5
@@ -48,7 +48,7 @@ def screen(data: bytes, columns: int = COLUMNS, rows: int = ROWS) -> str:
 def on_screen(result: ExecResult) -> ExecResult:
     """Return a result that has what its terminal shows instead of what was sent there."""
     text = screen(result.stdout.encode())
-    return replace(result, stdout=text, stdout_bytes=byte_length(text))
+    return replace(result, stdout=text, stdout_bytes=count_bytes(text))
 
 
 class _Screen(pyte.Screen):

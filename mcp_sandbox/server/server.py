@@ -23,7 +23,7 @@ from mcp_sandbox.server.skills.prompts import SkillPrompts
 from mcp_sandbox.server.skills.resources import SkillResources
 from mcp_sandbox.server.skills.visible import Disclosure, VisibleSkills
 from mcp_sandbox.server.text import clip, show_name
-from mcp_sandbox.server.tool import TOOLS, offered
+from mcp_sandbox.server.tool import TOOLS, offer
 from mcp_sandbox.server.tools.code import code_tools
 from mcp_sandbox.server.tools.files import FILE_TOOLS
 from mcp_sandbox.server.tools.sandbox import NETWORK_TOOLS, SANDBOX_TOOLS, process_tools
@@ -111,7 +111,7 @@ class SandboxServer(MCPServer[dict[str, Any]]):
         if self._tool_manager.get_tool(name) is None:
             known = [tool.name for tool in self._tool_manager.list_tools()]
             raise ToolError(
-                f"There is no tool {clip(show_name(name), 60)!r}: {offered(name, known, TOOLS)}"
+                f"There is no tool {clip(show_name(name), 60)!r}: {offer(name, known, TOOLS)}"
                 f"the tools are {', '.join(known)}."
             )
         return await super().call_tool(name, arguments, context)

@@ -35,7 +35,7 @@ def show(text: str) -> str:
     return text.replace("\r\n", "\n").translate(_SHOWN)
 
 
-def printed(text: str) -> str:
+def clean_output(text: str) -> str:
     """Return what a program printed, without colours, and of an overwritten line the last state."""
     lines = _TERMINAL.sub("", text).split("\n")
     return show("\n".join(line.rstrip("\r").rpartition("\r")[2] for line in lines))
@@ -51,7 +51,7 @@ def show_name(name: str) -> str:
     return name.translate(_SHOWN_ON_ONE_LINE)
 
 
-def byte_length(text: str) -> int:
+def count_bytes(text: str) -> int:
     """Return how long the text is on the wire."""
     return len(text.encode("utf-8", "surrogatepass"))
 
@@ -91,11 +91,11 @@ def clip(text: str, max_chars: int) -> str:
     return text if len(text) <= max_chars else f"{text[:max_chars]}…"
 
 
-def fitting(items: Iterable[T], max_bytes: int, text: Callable[[T], str] = str) -> list[T]:
+def take_fitting(items: Iterable[T], max_bytes: int, text: Callable[[T], str] = str) -> list[T]:
     """Return the first items whose lines of text fit together; one at least."""
     used, found = 0, list[T]()
     for item in items:
-        used += byte_length(text(item)) + 1
+        used += count_bytes(text(item)) + 1
         if used > max_bytes and found:
             break
         found.append(item)

@@ -336,7 +336,7 @@ def _hint(name: str, value: object) -> str:
 
 
 def _unknown(name: str, known: Schema, missing: Sequence[str]) -> str:
-    hint = offered(name, [*missing, *known], PARAMETERS)
+    hint = offer(name, [*missing, *known], PARAMETERS)
     hint = hint or (f"did you mean {missing[0]}? " if missing else "")
     takes = f"this tool takes {', '.join(known)}" if known else "this tool takes no arguments"
     return f"There is no parameter {clip(show_name(name), 60)!r}: {hint}{takes}."
@@ -370,7 +370,7 @@ def _shown(value: object) -> str:
     return clip(show_name(json.dumps(value, ensure_ascii=False)), 60)
 
 
-def offered(name: str, ours: Iterable[str], table: Mapping[str, str]) -> str:
+def offer(name: str, ours: Iterable[str], table: Mapping[str, str]) -> str:
     """Return a question that offers the first of `ours` that fits; empty if none does."""
     word, known = name.lower(), [*ours]
     called = [each for each in known if word in table.get(each, "").split()]

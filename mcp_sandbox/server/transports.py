@@ -98,7 +98,7 @@ class Overlong:
     size: int
 
 
-async def next_line(
+async def read_line(
     stream: BufferedByteReceiveStream, max_bytes: int = MAX_LINE_BYTES
 ) -> bytes | Overlong | None:
     """Return the next line that is not blank, without its end; None when the stream has ended."""
@@ -163,7 +163,7 @@ class _ClientStream:
     ) -> None:
         """Hand the client's messages to the server until the client closes its side."""
         async with to_server:
-            while (line := await next_line(lines, self._most_bytes)) is not None:
+            while (line := await read_line(lines, self._most_bytes)) is not None:
                 message = await self._parsed(line)
                 if message is None or not await self._has_room_for(message):
                     continue

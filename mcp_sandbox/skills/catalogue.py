@@ -56,7 +56,7 @@ class Overview:
     hidden: int
 
 
-def overview(skills: Sequence[Skill], budget: int) -> Overview:
+def build_overview(skills: Sequence[Skill], budget: int) -> Overview:
     """Return what fits into `budget` characters: descriptions, cut ones, names or subjects.
 
     Every skill is treated alike, so that the same skills always give the same text.

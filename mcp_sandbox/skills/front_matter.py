@@ -175,7 +175,7 @@ def read_with_repairs(source: str, line: int = 1) -> Fields:
     try:
         return read(source, line)
     except InvalidFrontMatter as refused:
-        repaired, lines = quoted(source) if refused.diagnostic.code in _MISTAKES else ("", ())
+        repaired, lines = quote_values(source) if refused.diagnostic.code in _MISTAKES else ("", ())
         with suppress(InvalidFrontMatter):
             if lines:
                 return replace(read(repaired, line), quoted=lines)
@@ -221,7 +221,7 @@ class _Strict(YAMLHandler):
         return self.fields.values
 
 
-def quoted(source: str) -> tuple[str, tuple[int, ...]]:
+def quote_values(source: str) -> tuple[str, tuple[int, ...]]:
     """Quote values that are not YAML; return the text and the lines of them, counted from 0.
 
     No line is added or moved. At most 32 values are looked at.
@@ -318,7 +318,7 @@ class _YamlReader:
             key = _scalar(event)
             if key in found:
                 fix = "Keep one of the two."
-                raise self._refused("duplicate-key", event, f"has {short(key)} twice", fix)
+                raise self._refused("duplicate-key", event, f"has {shorten_value(key)} twice", fix)
             if depth == 1:
                 self._field = key
                 self._fields.lines[key] = self._at(event)
@@ -333,12 +333,12 @@ class _YamlReader:
         if isinstance(event, yaml.ScalarEvent) and event.anchor is None and event.tag is None:
             return
         if isinstance(event, yaml.AliasEvent):
-            what = f"has the YAML alias {short('*' + str(event.anchor))}"
+            what = f"has the YAML alias {shorten_value('*' + str(event.anchor))}"
             raise self._refused("alias", event, what, "Write the value out, or quote it.")
         if isinstance(event, yaml.NodeEvent) and event.anchor is not None:
             self._fields.anchor = self._fields.anchor or self._at(event)
         if isinstance(event, _TAGGED) and event.tag is not None:
-            what = f"has the YAML tag {short(event.tag)}"
+            what = f"has the YAML tag {shorten_value(event.tag)}"
             raise self._refused("tag", event, what, "Leave the tag out, or quote the value.")
         if isinstance(event, yaml.CollectionStartEvent) and depth >= _MAX_DEPTH:
             what = f"is nested more than {_MAX_DEPTH} deep"
@@ -395,7 +395,7 @@ def _absent(data: bytes) -> Diagnostic:
     return Diagnostic(code, "error", reason, fix, 1)
 
 
-def short(value: str) -> str:
+def shorten_value(value: str) -> str:
     """Return the value in quotes, shortened if it is long."""
     return repr(value if len(value) <= 40 else value[:39] + "…")
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from mcp_sandbox.skills import front_matter
-from mcp_sandbox.skills.front_matter import Fields, InvalidFrontMatter, SplitDocument, short
+from mcp_sandbox.skills.front_matter import Fields, InvalidFrontMatter, SplitDocument, shorten_value
 from mcp_sandbox.skills.skill import Diagnostic, FrontMatter, Json, Level
 
 NAME_CHARACTERS = 64
@@ -178,7 +178,7 @@ def of_body(body: bytes, first_line: int = 1) -> Iterator[Diagnostic]:
             yield _character(code, "The body", match, line)
 
 
-def headings(body: bytes) -> str:
+def list_headings(body: bytes) -> str:
     """Return the first headings of a text, one to a line, without those in blocks of code."""
     lines = body.decode("utf-8", "replace").splitlines() if b"#" in body else ()
     found, fence = list[str](), ""
@@ -196,7 +196,7 @@ def _of_name(fields: Fields, name: str, folder_name: str) -> Iterator[Diagnostic
         reason = "The front matter has no name that is text; the folder's is used."
         yield _at(fields, "no-name", "warning", reason, "Add a line such as `name: my-skill`.")
     if _NO_FOLDER.search(name) or len(name.encode(errors="replace")) > 255:
-        reason = f"No folder can have the name {short(name)}."
+        reason = f"No folder can have the name {shorten_value(name)}."
         yield _at(fields, "name-unusable", "error", reason, _NAME)
         return
     if not name.isascii() and (hidden := HIDDEN.search(name)):
@@ -213,7 +213,7 @@ def _of_name(fields: Fields, name: str, folder_name: str) -> Iterator[Diagnostic
     if len(name) > NAME_CHARACTERS:
         yield _too_long(fields, "name", name, NAME_CHARACTERS)
     if name != folder_name and name != unicodedata.normalize("NFKC", folder_name):
-        reason = f"The name is {short(name)} and the folder's {short(folder_name)}."
+        reason = f"The name is {shorten_value(name)} and the folder's {shorten_value(folder_name)}."
         yield _at(fields, "name-mismatch", "warning", reason, "Give both the same name.")
     if "claude" in name or "anthropic" in name:
         reason = "The name has a word that Anthropic keeps for itself."
@@ -232,7 +232,9 @@ def _of_description(fields: Fields, description: str) -> Iterator[Diagnostic]:
         if match := pattern.search(description):
             yield _character(code, "The description", match, fields.lines.get("description"))
     if "<" in description and (tag := _XML_TAG.search(description)):
-        reason = f"The description has the XML tag {short(tag[0])}, which some clients refuse."
+        reason = (
+            f"The description has the XML tag {shorten_value(tag[0])}, which some clients refuse."
+        )
         yield _at(fields, "xml-tag", "note", reason, "Leave it out.", "description")
 
 
@@ -255,7 +257,7 @@ def _of_types(fields: Fields) -> Iterator[Diagnostic]:
 
 def _of_style(fields: Fields) -> Iterator[Diagnostic]:
     if unknown := [name for name in fields.values if name not in STANDARD]:
-        named = ", ".join(short(name) for name in unknown[:_MAX_NAMED])
+        named = ", ".join(shorten_value(name) for name in unknown[:_MAX_NAMED])
         more = f" and {len(unknown) - _MAX_NAMED} more" if len(unknown) > _MAX_NAMED else ""
         reason = f"The standard does not have these fields: {named}{more}."
         fix = "Move them under metadata, unless a client of yours reads them."

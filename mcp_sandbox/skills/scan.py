@@ -37,7 +37,7 @@ from mcp_sandbox.models import ChatId
 from mcp_sandbox.skills.catalogue import Catalogue
 from mcp_sandbox.skills.contents import JUNK_FOLDERS, Stamp, is_settled, open_folder, stamp_of
 from mcp_sandbox.skills.front_matter import HEAD_BYTES
-from mcp_sandbox.skills.parse import headings, parse
+from mcp_sandbox.skills.parse import list_headings, parse
 from mcp_sandbox.skills.skill import (
     DOCUMENT,
     Diagnostic,
@@ -167,7 +167,7 @@ def read_document(
         # A name that is not the folder's is a further part, so no neighbour can have the same.
         further = folders[:-1] if front.name == folders[-1] else folders
         uri = skill_uri(root, further, front.name)
-        outline = headings(data[at:])
+        outline = list_headings(data[at:])
         result = Skill(uri, root, folder, front, document, at, diagnostics, None, outline, stamp)
     return FolderReading(stamp, is_settled(stamp, now), folders, spellings, result, at)
 

@@ -36,7 +36,7 @@ from mcp_sandbox.web.in_flight import (
     RateLimit,
     RequestRefused,
     refuse_over_limit,
-    replayed,
+    replay_body,
 )
 
 logger = logging.getLogger(__name__)
@@ -210,7 +210,7 @@ class HttpGuard:
             entry = OpenRequest(send, grant.token_id or None, is_stream)
             if control is None and _is_legacy(headers):
                 app = partial(self._serve_legacy, entry, body)
-            await self.in_flight.serve(entry, app, known, replayed(body, receive))
+            await self.in_flight.serve(entry, app, known, replay_body(body, receive))
 
     async def _serve_legacy(
         self, entry: OpenRequest, body: bytes, scope: Scope, receive: Receive, send: Send
@@ -228,7 +228,7 @@ class HttpGuard:
                 told = {"method": "notifications/cancelled", "params": {"requestId": request_id}}
                 message = json.dumps({"jsonrpc": "2.0", **told}).encode()
                 with anyio.move_on_after(1, shield=True):
-                    await self.app(scope, replayed(message, _nothing_more), _nowhere)
+                    await self.app(scope, replay_body(message, _nothing_more), _nowhere)
 
     async def _body(
         self, request: Request, carry: Callable[[int], bool], *, any_kind: bool = False

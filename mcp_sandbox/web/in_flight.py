@@ -129,7 +129,7 @@ class UserSessions(StreamableHTTPSessionManager):
         return _admit(self, principal)
 
 
-def replayed(body: bytes, receive: Receive) -> Receive:
+def replay_body(body: bytes, receive: Receive) -> Receive:
     """Return a channel that gives a body that was read already, then what else comes."""
     left: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 

@@ -11,7 +11,7 @@ from mcp_sandbox.config import Config, LimitsConfig
 from mcp_sandbox.config.units import MIB
 from mcp_sandbox.errors import Busy, CommandFailed, NotFound
 from mcp_sandbox.models import ProcessRow
-from mcp_sandbox.server.results import exec_result
+from mcp_sandbox.server.results import format_exec
 from mcp_sandbox.sessions.manager import SessionManager
 from mcp_sandbox.sessions.session import Session
 from tests.contract.conftest import CHAT
@@ -115,7 +115,7 @@ async def test_what_no_buffer_holds_is_named_with_its_place_in_the_file(emptied:
     begun = await emptied.exec(command, until="\n10000\n")
     await emptied.write_file("go", "")
     ended = await emptied.processes.wait(begun.process or "")
-    shown = text_of(exec_result(ended))
+    shown = text_of(format_exec(ended))
     (look,) = re.findall(r"^\n\[… [\d,]+ bytes left out here; to see them: exec (.*) …\]\n", shown)
     missing = (await emptied.exec(look)).stdout
     assert missing.startswith("10001\n10002\n")

@@ -14,8 +14,8 @@ from mcp_sandbox.relay.copying import (
     LineBuffer,
     Message,
     TooLong,
-    messages,
     outline,
+    parse_messages,
 )
 
 VALUES = st.recursive(
@@ -96,7 +96,7 @@ def test_what_cannot_be_read_is_left_to_the_server(
 
 def test_true_is_no_id_and_blank_lines_are_no_messages() -> None:
     assert Message(b'{"id":true,"method":"x"}').id is None
-    assert messages(b"\n  \r\n\n") == []
+    assert parse_messages(b"\n  \r\n\n") == []
 
 
 def test_start_of_the_relay_loads_nothing_slow() -> None:

@@ -9,7 +9,7 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mcp_sandbox.server.transports import MAX_LINE_BYTES, Overlong, find_request_id, next_line
+from mcp_sandbox.server.transports import MAX_LINE_BYTES, Overlong, find_request_id, read_line
 
 
 class Chunks(ByteReceiveStream):
@@ -31,7 +31,7 @@ class Chunks(ByteReceiveStream):
 async def lines_of(chunks: list[bytes], max_bytes: int = 100) -> list[bytes | Overlong]:
     stream = BufferedByteReceiveStream(Chunks(chunks))
     found = []
-    while (line := await next_line(stream, max_bytes)) is not None:
+    while (line := await read_line(stream, max_bytes)) is not None:
         found.append(line)
     return found
 
@@ -47,7 +47,7 @@ async def test_an_overlong_line_is_dropped_and_the_next_one_read() -> None:
 
 async def test_an_overlong_line_is_not_kept() -> None:
     stream = BufferedByteReceiveStream(Chunks([b"x" * 65536] * 2000))
-    assert await next_line(stream, 1_000_000) is None
+    assert await read_line(stream, 1_000_000) is None
     assert len(stream.buffer) <= 1_000_000 + 65536
 
 

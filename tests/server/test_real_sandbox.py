@@ -13,7 +13,7 @@ from mcp_sandbox.app.chats import open_backend, open_manager
 from mcp_sandbox.models import ChatId
 from mcp_sandbox.server.identity import make_session_finder
 from mcp_sandbox.server.server import build_server
-from mcp_sandbox.server.text import MAX_TEXT_BYTES, byte_length
+from mcp_sandbox.server.text import MAX_TEXT_BYTES, count_bytes
 from tests.conftest import configured
 from tests.server.scripted import one_chat, text_of
 
@@ -101,7 +101,7 @@ async def test_the_whole_of_a_long_output_can_be_read(data_root: Path) -> None:
     async with tools_of(data_root) as tools:
         result = await tools.result("exec", command="seq 1 1000000")
         told = text_of(result)
-        assert byte_length(told) <= MAX_TEXT_BYTES
+        assert count_bytes(told) <= MAX_TEXT_BYTES
         head, _, rest = told.partition("\n[… ")
         last = int(head.split()[-1])
         _, _, offset = rest.partition(" offset=")

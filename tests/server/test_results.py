@@ -24,8 +24,8 @@ from mcp_sandbox.models import (
     WriteResult,
 )
 from mcp_sandbox.server import results
-from mcp_sandbox.server.results import listed_files, sandbox_report
-from mcp_sandbox.server.text import MAX_TEXT_BYTES, byte_length
+from mcp_sandbox.server.results import fit_files, format_sandbox
+from mcp_sandbox.server.text import MAX_TEXT_BYTES, count_bytes
 from mcp_sandbox.sessions.session import SandboxReport
 from tests.server.real_pictures import png
 from tests.server.scripted import text_of
@@ -36,7 +36,7 @@ def ended(**changes: Any) -> ExecResult:
 
 
 def blocks(result: ExecResult) -> list[str]:
-    content = results.exec_result(result).content
+    content = results.format_exec(result).content
     return [block.text for block in content if isinstance(block, TextContent)]
 
 
@@ -121,7 +121,7 @@ def test_what_goes_on_is_no_error_and_says_how_to_wait_for_it() -> None:
         left_s=600,
         output_file="/workspace/.mcp-sandbox/output/1.txt",
     )
-    result = results.exec_result(going)
+    result = results.format_exec(going)
     assert not result.is_error
     out, ending = blocks(going)
     assert out == "a\n"
@@ -148,7 +148,7 @@ def test_a_text_that_was_waited_for_is_said_to_be_there() -> None:
 def test_the_last_lines_alone_are_shown_and_counted() -> None:
     out = "".join(f"{number}\n" for number in range(1000))
     running = ended(stdout=out, stderr="e\n", stdout_bytes=3890, process="p1-a", running=True)
-    result = results.exec_result(running, tail=2)
+    result = results.format_exec(running, tail=2)
     assert text_of(result).startswith("998\n999\n\n[stderr]\ne\n\n[goes on as p1-a ")
     assert (meta(result)["stdout_bytes"], meta(result)["truncated"]) == (8, False)
 
@@ -157,7 +157,7 @@ def test_what_was_printed_since_the_last_answer_is_found_in_the_file_by_its_byte
     path = "/workspace/.mcp-sandbox/output/1.txt"
     out = "".join(f"{number}\n" for number in range(20_000))
     later = ended(stdout=out, stdout_bytes=len(out), output_file=path)
-    text = text_of(results.exec_result(replace(later, stdout_from=460, stderr_from=40)))
+    text = text_of(results.format_exec(replace(later, stdout_from=460, stderr_from=40)))
     head, _, rest = text.partition("\n[… ")
     start = re.search(rf"tail -c \+(\d+) {re.escape(path)}", rest)
     assert start
@@ -167,7 +167,7 @@ def test_what_was_printed_since_the_last_answer_is_found_in_the_file_by_its_byte
 def test_of_the_last_lines_too_the_place_in_the_file_is_found() -> None:
     out = "".join(f"{number}{'-' * 90}\n" for number in range(1000))
     whole = ended(stdout=out, stdout_bytes=len(out), output_file="/f")
-    text = text_of(results.exec_result(whole, tail=500))
+    text = text_of(results.format_exec(whole, tail=500))
     assert text.startswith("500-")
     start = re.search(r"exec tail -c \+(\d+) /f", text)
     assert start
@@ -184,7 +184,7 @@ def test_processes_are_listed_a_line_each() -> None:
         ProcessRow("p5-abc", "x", running=False, seconds=9, signal="SIGKILL", out_of_memory=True),
         ProcessRow("p6-abc", "x", running=False, seconds=9, signal="SIGSEGV"),
     ]
-    result = results.process_list(listed)
+    result = results.format_processes(listed)
     assert text_of(result).splitlines() == [
         "p1-abc  running  3 s  5 MiB  make␊-j4",
         "p2-abc  ended with exit code 0  1 s  true",
@@ -194,7 +194,7 @@ def test_processes_are_listed_a_line_each() -> None:
         "p6-abc  was killed by SIGSEGV  9 s  x",
     ]
     assert [each["id"] for each in meta(result)["processes"]] == [each.id for each in listed]
-    assert "no process runs" in text_of(results.process_list([]))
+    assert "no process runs" in text_of(results.format_processes([]))
 
 
 def test_what_was_ended_to_make_room_is_named() -> None:
@@ -207,13 +207,13 @@ def test_what_was_ended_to_make_room_is_named() -> None:
 
 def test_long_output_keeps_head_and_tail_and_says_how_to_read_the_rest() -> None:
     out = "".join(f"{number}\n" for number in range(20_000))
-    result = results.exec_result(
+    result = results.format_exec(
         ended(
             stdout=out, stdout_bytes=len(out), output_file="/workspace/.mcp-sandbox/output/1.txt"
         ),
     )
     text = text_of(result)
-    assert byte_length(text) <= MAX_TEXT_BYTES
+    assert count_bytes(text) <= MAX_TEXT_BYTES
     assert text.startswith("0\n1\n")
     assert text.endswith("19999\n")
     head, _, rest = text.partition("\n[… ")
@@ -224,7 +224,7 @@ def test_long_output_keeps_head_and_tail_and_says_how_to_read_the_rest() -> None
 
 def test_what_the_sandbox_left_out_is_counted_too() -> None:
     text = text_of(
-        results.exec_result(ended(stdout="x" * 64_000, stdout_bytes=1_000_000_000, truncated=True))
+        results.format_exec(ended(stdout="x" * 64_000, stdout_bytes=1_000_000_000, truncated=True))
     )
     assert "999,973,0" in text
     assert "print less to see them" in text
@@ -233,7 +233,7 @@ def test_what_the_sandbox_left_out_is_counted_too() -> None:
 @pytest.mark.parametrize("char", ["x", "\x1b", "\n", "€", "\udc80"])
 @pytest.mark.parametrize(("out", "err"), [(64_000, 64_000), (64_000, 10), (10, 64_000)])
 def test_a_result_is_bounded_whatever_is_printed(char: str, out: int, err: int) -> None:
-    result = results.exec_result(
+    result = results.format_exec(
         ended(
             stdout=char * out,
             stderr=char * err,
@@ -241,13 +241,13 @@ def test_a_result_is_bounded_whatever_is_printed(char: str, out: int, err: int) 
             changed_files=tuple("f" * 250 + str(n) for n in range(20)),
         ),
     )
-    assert byte_length(text_of(result)) <= MAX_TEXT_BYTES
+    assert count_bytes(text_of(result)) <= MAX_TEXT_BYTES
     result.model_dump_json()
 
 
 def test_the_machine_readable_form_is_in_meta() -> None:
     result = ended(stdout="x", exit_code=2, stdout_bytes=1)
-    assert meta(results.exec_result(result)) == {
+    assert meta(results.format_exec(result)) == {
         "exit_code": 2,
         "signal": None,
         "duration_ms": 7,
@@ -274,24 +274,24 @@ def text_file(data: bytes, **changes: Any) -> FileContent:
 
 def test_text_comes_with_line_numbers() -> None:
     content = text_file(b"a\n\tb\n", first_line=9, total_lines=12, more=True)
-    assert text_of(results.file_content(content)) == (
+    assert text_of(results.format_file(content)) == (
         "     9\ta\n    10\t\tb\n[lines 9 to 10 of 12; read on with offset=11]"
     )
 
 
 def test_an_empty_file_is_said_to_be_empty() -> None:
-    assert text_of(results.file_content(text_file(b""))) == "[the file is empty]"
+    assert text_of(results.format_file(text_file(b""))) == "[the file is empty]"
 
 
 def test_reading_past_the_end_is_said() -> None:
     content = text_file(b"", size=20, first_line=50, total_lines=10)
-    assert text_of(results.file_content(content)) == (
+    assert text_of(results.format_file(content)) == (
         "[no line 50: the file ends before it, it has 10 lines]"
     )
 
 
 def test_crlf_is_shown_as_a_line_end_and_shortened_lines_are_counted() -> None:
-    text = text_of(results.file_content(text_file(b"a\r\nb\r\n", long_lines_cut=1)))
+    text = text_of(results.format_file(text_file(b"a\r\nb\r\n", long_lines_cut=1)))
     assert text == (
         "     1\ta\n     2\tb\n[1 long line shortened here; exec with cut -c shows more]"
     )
@@ -299,24 +299,24 @@ def test_crlf_is_shown_as_a_line_end_and_shortened_lines_are_counted() -> None:
 
 def test_a_long_file_is_cut_at_a_line_and_says_where_to_go_on() -> None:
     data = b"".join(b"%d %s\n" % (number, b"x" * 90) for number in range(1, 2001))
-    result = results.file_content(text_file(data, total_lines=2000))
+    result = results.format_file(text_file(data, total_lines=2000))
     text = text_of(result)
-    assert byte_length(text) <= MAX_TEXT_BYTES
+    assert count_bytes(text) <= MAX_TEXT_BYTES
     shown = meta(result)["lines"]
     assert f"read on with offset={shown + 1}]" in text
     assert f"{shown:6}\t{shown} xxx" in text
 
 
 def test_one_giant_line_is_cut_inside() -> None:
-    text = text_of(results.file_content(text_file(b"x" * 100_000)))
-    assert byte_length(text) <= MAX_TEXT_BYTES
+    text = text_of(results.format_file(text_file(b"x" * 100_000)))
+    assert count_bytes(text) <= MAX_TEXT_BYTES
     assert "…" in text
 
 
 def test_an_image_is_an_image() -> None:
     data = png(3, 4)
     content = FileContent("/workspace/a.png", "image", "image/png", len(data), data)
-    result = results.file_content(content)
+    result = results.format_file(content)
     assert text_of(result) == f"/workspace/a.png: image/png, 3 × 4 pixels, {len(data)} bytes"  # noqa: RUF001
     image = result.content[1]
     assert isinstance(image, ImageContent)
@@ -327,7 +327,7 @@ def test_an_image_is_an_image() -> None:
     ("size", "data"), [(1, b"text"), (1, png(1, 1, bytes(3_500_000))), (9_000_000, png(1, 1))]
 )
 def test_what_a_sandbox_says_of_an_image_is_not_believed(size: int, data: bytes) -> None:
-    result = results.file_content(FileContent("a\x1b.png", "image", "image/png", size, data))
+    result = results.format_file(FileContent("a\x1b.png", "image", "image/png", size, data))
     assert meta(result)["kind"] == "binary"
     text = text_of(result)
     assert text.startswith("a␛.png: ")
@@ -342,7 +342,7 @@ def test_binary_is_described() -> None:
         size=70_000,
         data=b"\x7fELF" + b"\0" * 252,
     )
-    text = text_of(results.file_content(content))
+    text = text_of(results.format_file(content))
     assert "/workspace/a.bin: 70,000 bytes, not text, application/octet-stream, begins w" in text
     assert "b'\\x7fELF\\x00\\x00" in text
     assert "to get at it" in text
@@ -350,7 +350,7 @@ def test_binary_is_described() -> None:
 
 
 def test_a_file_without_a_size_is_not_empty() -> None:
-    assert "empty" not in text_of(results.file_content(text_file(b"a\n", size=0)))
+    assert "empty" not in text_of(results.format_file(text_file(b"a\n", size=0)))
 
 
 def test_write_says_created_replaced_or_appended() -> None:
@@ -364,13 +364,13 @@ def test_write_says_created_replaced_or_appended() -> None:
 
 def test_edit_shows_the_diff_and_a_dry_run_says_that_nothing_was_written() -> None:
     edited = EditResult("/workspace/a", "-a\n+b\n", 1)
-    assert text_of(results.edit_result(edited, dry_run=False)) == "-a\n+b\n\n[1 replacement]"
-    assert "nothing written" in text_of(results.edit_result(edited, dry_run=True))
+    assert text_of(results.format_edit(edited, dry_run=False)) == "-a\n+b\n\n[1 replacement]"
+    assert "nothing written" in text_of(results.format_edit(edited, dry_run=True))
 
 
 def test_glob_and_grep_say_when_nothing_matches() -> None:
-    assert text_of(results.glob_result(GlobResult((), 0, truncated=False))) == "[nothing matches]"
-    assert text_of(results.grep_result(GrepResult((), 0, 0, truncated=False))) == (
+    assert text_of(results.format_glob(GlobResult((), 0, truncated=False))) == "[nothing matches]"
+    assert text_of(results.format_grep(GrepResult((), 0, 0, truncated=False))) == (
         "[nothing matches]"
     )
 
@@ -378,10 +378,10 @@ def test_glob_and_grep_say_when_nothing_matches() -> None:
 def test_glob_and_grep_stay_within_the_bound() -> None:
     names = tuple(f"{'d' * 200}/{number}" for number in range(1000))
     for result in (
-        results.glob_result(GlobResult(names, 1000, truncated=False)),
-        results.grep_result(GrepResult(names, 1000, 3, truncated=False)),
+        results.format_glob(GlobResult(names, 1000, truncated=False)),
+        results.format_grep(GrepResult(names, 1000, 3, truncated=False)),
     ):
-        assert byte_length(text_of(result)) <= MAX_TEXT_BYTES
+        assert count_bytes(text_of(result)) <= MAX_TEXT_BYTES
         assert meta(result)["truncated"] is True
         assert "narrow the pattern" in text_of(result)
 
@@ -401,8 +401,8 @@ def test_a_listing_is_data_that_fits() -> None:
     entries = tuple(
         Entry(f"{'n' * 100}{number}", "file", number, 1_700_000_000.5) for number in range(500)
     )
-    result = listed_files(Listing("/workspace", entries, 500, truncated=False))
-    assert byte_length(text_of(result)) <= MAX_TEXT_BYTES
+    result = fit_files(Listing("/workspace", entries, 500, truncated=False))
+    assert count_bytes(text_of(result)) <= MAX_TEXT_BYTES
     answer = result.structured_content
     assert answer["truncated"] is True
     assert answer["total"] == 500
@@ -421,7 +421,7 @@ def test_impossible_times_and_hostile_names_do_not_break_a_listing() -> None:
         Entry("b", "file", 0, -1e30),
         Entry("c", "file", 0, float("inf")),
     )
-    result = listed_files(Listing("/workspace", entries, 3, truncated=False))
+    result = fit_files(Listing("/workspace", entries, 3, truncated=False))
     first = result.structured_content["entries"][0]
     assert first["name"] == "a␛␊\\udc80"
     assert first["link_target"] == "␛"
@@ -442,7 +442,7 @@ def test_what_a_sandbox_says_of_itself_is_shown_not_sent() -> None:
         usage=WorkspaceUsage(1, 2, 3),
         versions={"python": "3.11"},
     )
-    answer = sandbox_report(report).structured_content
+    answer = format_sandbox(report).structured_content
     assert answer["programs"] == {"rg␛": "1" * 60 + "…"}
     assert answer["chat"] == "u/c"
     assert "image" not in answer

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mcp_sandbox.server.text import (
-    byte_length,
-    printed,
+    clean_output,
+    count_bytes,
     shorten,
     show,
     show_name,
@@ -50,7 +50,7 @@ def test_long_text_keeps_head_and_tail_at_line_ends() -> None:
 @given(st.text(st.characters()), st.integers(min_value=4, max_value=200))
 def test_shown_and_shortened_text_fits_and_can_be_sent(text: str, limit: int) -> None:
     cut = shorten(show(text), limit)
-    assert byte_length(cut.head) + byte_length(cut.tail) <= limit
+    assert count_bytes(cut.head) + count_bytes(cut.tail) <= limit
     (cut.head + cut.tail).encode()
     if not cut.left_out:
         assert cut.head == show(text)
@@ -71,7 +71,7 @@ def test_shown_and_shortened_text_fits_and_can_be_sent(text: str, limit: int) ->
     ],
 )
 def test_what_was_printed_is_shown_as_a_terminal_leaves_it(text: str, seen: str) -> None:
-    assert printed(text) == seen
+    assert clean_output(text) == seen
 
 
 @pytest.mark.parametrize(
@@ -93,8 +93,8 @@ def test_what_was_printed_is_shown_as_a_terminal_leaves_it(text: str, seen: str)
 def test_hostile_output_is_shown_in_no_time(piece: str) -> None:
     text = piece * (200_000 // len(piece))
     began = time.process_time()
-    without_internals(printed(text))
-    without_internals(printed(f"{piece[0]}{'0' * 100_000}"))
+    without_internals(clean_output(text))
+    without_internals(clean_output(f"{piece[0]}{'0' * 100_000}"))
     assert time.process_time() - began < 1
 
 

@@ -65,11 +65,11 @@ def test_the_beginning_is_enough_where_the_rest_is_body(data: bytes) -> None:
 
 @given(HOSTILE.map(lambda data: data.decode(errors="replace")))
 def test_quotes_add_no_line_and_are_put_once(source: str) -> None:
-    once, changed = front_matter.quoted(source)
+    once, changed = front_matter.quote_values(source)
     assert once.count("\n") == source.count("\n")
     assert once.count("\r") == source.count("\r")
     assert len(once) > len(source) or not changed
-    assert len(front_matter.quoted(once)[1]) <= len(changed)
+    assert len(front_matter.quote_values(once)[1]) <= len(changed)
 
 
 def test_front_matter_that_goes_on_after_the_beginning_is_too_long() -> None:

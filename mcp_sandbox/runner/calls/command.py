@@ -11,7 +11,7 @@ from mcp_sandbox.runner.kernel import processes
 from mcp_sandbox.runner.kernel.native import close, signal
 from mcp_sandbox.runner.wire.protocol import OpError
 from mcp_sandbox.runner.workers.pool import describe_processes
-from mcp_sandbox.runner.workers.programs import watched
+from mcp_sandbox.runner.workers.programs import drop_unwatched
 from mcp_sandbox.runner.workers.worker import BASH, remove_code
 
 TYPE_CHECKING = False
@@ -168,7 +168,7 @@ class Command:
         keep = ("cwd", "env", "workspace", "grow", "name", "notebook", "tty")
         job = {"id": self.id, **{key: self._args.get(key) for key in keep}}
         if job["tty"]:
-            job["env"] = {"TERM": "xterm-256color", **watched(self._args["env"])}
+            job["env"] = {"TERM": "xterm-256color", **drop_unwatched(self._args["env"])}
         language = self._args.get("language")
         argv = _ARGV[language] if language else self._args["argv"]
         # A full path: PATH begins with directories that would be searched first.

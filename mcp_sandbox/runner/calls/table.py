@@ -110,7 +110,7 @@ class ProcessTable:
         rows = [each.row() for each in self._ended.values()]
         for each in self._running.values():
             pids = [each.main, *processes.find_descendants([each.main], tree)] if each.main else []
-            rows.append({**each.row(), "memory": sum(map(processes.memory, pids))})
+            rows.append({**each.row(), "memory": sum(map(processes.read_memory, pids))})
         return rows
 
     def _forget_old(self) -> None:

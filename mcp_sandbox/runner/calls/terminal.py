@@ -49,7 +49,7 @@ def run(args: dict[str, Any], typed: int, output: int, _end: bytes) -> dict[str,
 def _start(args: dict[str, Any]) -> tuple[int, int, dict[int, bytes]]:
     """Start the shell; return its pid, its input, and its outputs with their kind of frame."""
     programs.enter(args["cwd"])
-    env = programs.watched(args["env"]) if args["tty"] else args["env"]
+    env = programs.drop_unwatched(args["env"]) if args["tty"] else args["env"]
     command = ["-c", 'exec "$@"', "bash", *args["command"]] if args["command"] else []
     job = {**args, "program": _SHELL, "argv": ["bash", *command], "env": env}
     try:

@@ -59,16 +59,16 @@ _ANSWERS: dict[int, tuple[str, str]] = {
 }
 
 
-def chunks(source: int) -> Iterator[bytes]:
+def read_chunks(source: int) -> Iterator[bytes]:
     """Yield the bytes of `source` up to its end."""
     while data := os.read(source, CHUNK):
         yield data
 
 
-def until(source: int, end: bytes) -> Iterator[bytes]:
+def read_until(source: int, end: bytes) -> Iterator[bytes]:
     """Yield the bytes of `source` before the last ones, `end`; OpError if those are missing."""
     tail = b""
-    for data in chunks(source):
+    for data in read_chunks(source):
         tail += data
         # A shorter body is used only when complete: an append then happens at once.
         if len(tail) > CHUNK + len(end):
@@ -159,7 +159,7 @@ class OperationCall:
 
     def body(self) -> Iterator[bytes]:
         """Yield the incoming body in pieces; raise OpError if it is incomplete."""
-        return until(self._stdin, self._end)
+        return read_until(self._stdin, self._end)
 
     def text(self, name: str, default: str | None = None) -> str:
         """Return a string argument, which is required unless it has a default."""
@@ -238,7 +238,7 @@ def _similar(directory: str, name: str) -> list[str]:
     return same or get_close_matches(name, names, 3, 0.7)
 
 
-def explained(operation: Callable[[OperationCall], dict[str, Any]]) -> Op:
+def explain_errors(operation: Callable[[OperationCall], dict[str, Any]]) -> Op:
     """Wrap an operation so that it raises OpError for errors of the kernel."""
 
     def run(args: dict[str, Any], stdin: int, stdout: int, end: bytes = b"") -> dict[str, Any]:

@@ -10,7 +10,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from mcp_sandbox.runner.files.call import closing_fd, send
-from mcp_sandbox.runner.files.paths import TEMPORARY, protect, relative, resolve, show
+from mcp_sandbox.runner.files.paths import TEMPORARY, protect, relativize, resolve, show
 from mcp_sandbox.runner.files.walk import Descent, kind_of, open_directory
 from mcp_sandbox.runner.kernel import processes
 from mcp_sandbox.runner.wire.protocol import OpError
@@ -49,7 +49,7 @@ def move(call: OperationCall) -> dict[str, Any]:
     if replaced and not overwrite:
         raise _taken(destination)
     _rename(source, destination, overwrite=overwrite)
-    paths = {"source": relative(source), "destination": relative(destination)}
+    paths = {"source": relativize(source), "destination": relativize(destination)}
     return {**paths, "replaced": replaced}
 
 
@@ -94,7 +94,7 @@ def _rename_new(source: str, destination: str) -> None:
     """Rename; raise FileExistsError if the destination exists by then."""
     names = _AT_FDCWD, os.fsencode(source), _AT_FDCWD, os.fsencode(destination)
     try:
-        done = processes.function("renameat2")(*names, _NOREPLACE)
+        done = processes.find_function("renameat2")(*names, _NOREPLACE)
         failed = 0 if done == 0 else processes.read_errno()
     except AttributeError:
         failed = errno.ENOSYS
@@ -233,7 +233,7 @@ def delete(call: OperationCall) -> dict[str, Any]:
         entries = remove_tree(path)
     else:
         os.rmdir(path)
-    return {"path": relative(path), "kind": kind_of(found.st_mode), "entries": entries}
+    return {"path": relativize(path), "kind": kind_of(found.st_mode), "entries": entries}
 
 
 def remove_tree(path: str, *, force: bool = False) -> int:

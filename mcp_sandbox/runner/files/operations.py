@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mcp_sandbox.runner.files.archive import pack, unpack
-from mcp_sandbox.runner.files.call import explained
+from mcp_sandbox.runner.files.call import explain_errors
 from mcp_sandbox.runner.files.moving import delete, move
 from mcp_sandbox.runner.files.reading import read, read_lines
 from mcp_sandbox.runner.files.search import glob, grep
@@ -16,5 +16,5 @@ if TYPE_CHECKING:
     from mcp_sandbox.runner.files.call import Op
 
 _ALL = (read, read_lines, write, edit, glob, grep, delete, move, pack, unpack)
-OPS: dict[str, Op] = {each.__name__: explained(each) for each in _ALL}
-OPS["list"] = explained(list_directory)
+OPS: dict[str, Op] = {each.__name__: explain_errors(each) for each in _ALL}
+OPS["list"] = explain_errors(list_directory)

@@ -48,7 +48,7 @@ def _show_character(char: str) -> str:
     return "".join(f"\\x{byte:02x}" for byte in os.fsencode(char))
 
 
-def relative(path: str) -> str:
+def relativize(path: str) -> str:
     """Return the shown path, relative to the workspace if it is in it, else absolute."""
     base = workspace()
     if path == base:
@@ -60,7 +60,7 @@ def resolve(given: str) -> str:
     """Return the absolute path that a caller means, or raise OpError. Links stay for the kernel."""
     path = _absolute(_checked(given))
     if not os.path.lexists(path):
-        path = _absolute(_checked(meant(given)))
+        path = _absolute(_checked(guess_path(given)))
     if "\\x" in path and not os.path.lexists(path):
         readable = _unshow(path)
         path = readable if os.path.lexists(readable) else path
@@ -85,7 +85,7 @@ def _checked(given: str) -> str:
     return given
 
 
-def meant(given: str) -> str:
+def guess_path(given: str) -> str:
     """Return the path in quotes, in a `file:` URI, or after `$HOME`."""
     text = given.strip()
     if len(text) > 2 and text[0] == text[-1] and text[0] in "'\"`":

@@ -7,7 +7,7 @@ import stat
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mcp_sandbox.runner.files.call import BIGGEST, closing_fd, put, send
-from mcp_sandbox.runner.files.paths import relative, resolve, show
+from mcp_sandbox.runner.files.paths import relativize, resolve, show
 from mcp_sandbox.runner.files.walk import kind_of
 from mcp_sandbox.runner.wire.protocol import OpError
 
@@ -89,7 +89,7 @@ def read_lines(call: OperationCall) -> dict[str, Any]:
     fd, found = open_regular(path)
     with closing_fd(fd):
         head = os.pread(fd, _HEAD, 0)
-        facts = {"path": relative(path), "size": found.st_size}
+        facts = {"path": relativize(path), "size": found.st_size}
         mime = image_type(head)
         if mime and found.st_size <= MAX_IMAGE:
             send(fd, call.stdout, 0, found.st_size)

@@ -24,8 +24,8 @@ from collections import deque
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mcp_sandbox.runner.files.call import chunks, closing_fd, put, put_rows
-from mcp_sandbox.runner.files.paths import TEMPORARY, meant, relative, resolve, show
+from mcp_sandbox.runner.files.call import closing_fd, put, put_rows, read_chunks
+from mcp_sandbox.runner.files.paths import TEMPORARY, guess_path, relativize, resolve, show
 from mcp_sandbox.runner.files.reading import open_regular, split
 from mcp_sandbox.runner.files.walk import MAX_LIMIT, Budget, join, open_directory, walk
 from mcp_sandbox.runner.wire.protocol import OpError
@@ -67,11 +67,11 @@ _FLAGS = [
 
 def glob(call: OperationCall) -> dict[str, Any]:
     """Send the paths of the files whose path matches a glob, newest first."""
-    base, pattern = _placed(meant(call.text("pattern")), resolve(call.text("path", ".")))
+    base, pattern = _placed(guess_path(call.text("pattern")), resolve(call.text("path", ".")))
     pattern = normalize(pattern, base)
     limit = call.number("limit", 500, low=1, high=MAX_LIMIT)
     budget = Budget()
-    names, matches = wanted(pattern), compile_glob(pattern)
+    names, matches = build_filter(pattern), compile_glob(pattern)
     found: list[tuple[int, str]] = []
     try:
         with _time_limit(SECONDS):
@@ -82,7 +82,7 @@ def glob(call: OperationCall) -> dict[str, Any]:
     except TimeUp:
         budget.spend()
     found.sort(key=lambda row: (-row[0], row[1]))
-    sent = put_rows(call.stdout, (relative(join(base, path)) for _, path in found), limit)
+    sent = put_rows(call.stdout, (relativize(join(base, path)) for _, path in found), limit)
     return {"total": len(found), "truncated": budget.cut or len(found) > sent}
 
 
@@ -107,7 +107,7 @@ def _query(call: OperationCall) -> Query:
     base, only = (path, "") if os.path.isdir(path) else os.path.split(os.path.realpath(path))
     if only:
         os.close(open_regular(path)[0])
-    glob_text = meant(call.text("glob", ""))
+    glob_text = guess_path(call.text("glob", ""))
     if not only:
         base, glob_text = _placed(glob_text, path)
         path = base
@@ -164,7 +164,7 @@ class Query(NamedTuple):
     limit: int
 
     def name(self, path: str) -> str:
-        return relative(self.given_path if self.only else f"{self.given_path.rstrip('/')}/{path}")
+        return relativize(self.given_path if self.only else f"{self.given_path.rstrip('/')}/{path}")
 
 
 class MatchOutput:
@@ -239,7 +239,7 @@ def _window(text: str, column: int) -> str:
     return f"{at}{before}{text[start : start + MAX_TEXT]}{after}"
 
 
-def wanted(glob: str) -> Callable[[str], bool]:
+def build_filter(glob: str) -> Callable[[str], bool]:
     """Return a test that skips unfinished drafts, and .git unless the glob names it."""
     git = names_git(glob)
 
@@ -414,7 +414,7 @@ def _records(output: int) -> Iterator[tuple[bytes, bytes | None]]:
 
 def _lines(output: int) -> Iterator[bytes]:
     start = b""
-    for chunk in chunks(output):
+    for chunk in read_chunks(output):
         first, *others = chunk.split(b"\n")
         start += first[: _LONGEST_RECORD - len(start)]
         for line in others:
@@ -445,7 +445,7 @@ def by_python(query: Query, found: MatchOutput) -> None:
 def _files(query: Query, budget: Budget) -> list[str]:
     """Return the files to search, in the order of ripgrep."""
     matches: Callable[[str], bool] = compile_glob(query.glob) if query.glob else lambda _: True
-    found = walk(open_directory(query.base), 100_000, budget, wanted(query.glob))
+    found = walk(open_directory(query.base), 100_000, budget, build_filter(query.glob))
     paths = [p for p, entry, _ in found if entry.is_file(follow_symlinks=False) and matches(p)]
     return sorted(paths, key=lambda path: os.fsencode(path).split(b"/"))
 

@@ -12,7 +12,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from mcp_sandbox.runner.files.call import put_rows
-from mcp_sandbox.runner.files.paths import TEMPORARY, relative, resolve, show
+from mcp_sandbox.runner.files.paths import TEMPORARY, relativize, resolve, show
 from mcp_sandbox.runner.wire.protocol import OpError
 
 if TYPE_CHECKING:
@@ -188,9 +188,11 @@ def list_directory(call: OperationCall) -> dict[str, Any]:
     )
     rows = [row for row in map(_describe, found) if row]
     rows.sort(key=lambda row: row[0])
-    sent = put_rows(call.stdout, ([relative(join(path, row[0])), *row[1:]] for row in rows), limit)
+    sent = put_rows(
+        call.stdout, ([relativize(join(path, row[0])), *row[1:]] for row in rows), limit
+    )
     truncated = budget.cut or len(rows) > sent
-    return {"path": relative(path), "total": len(rows), "truncated": truncated}
+    return {"path": relativize(path), "total": len(rows), "truncated": truncated}
 
 
 def open_directory(path: str) -> int:

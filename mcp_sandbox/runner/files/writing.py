@@ -14,8 +14,8 @@ from contextlib import suppress
 from itertools import accumulate, islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mcp_sandbox.runner.files.call import chunks, closing_fd, copy, put, take
-from mcp_sandbox.runner.files.paths import TEMPORARY, relative, resolve, show
+from mcp_sandbox.runner.files.call import closing_fd, copy, put, read_chunks, take
+from mcp_sandbox.runner.files.paths import TEMPORARY, relativize, resolve, show
 from mcp_sandbox.runner.files.reading import open_regular
 from mcp_sandbox.runner.files.walk import kind_of
 from mcp_sandbox.runner.wire.protocol import OpError
@@ -51,7 +51,7 @@ def write(call: OperationCall) -> dict[str, Any]:
     append = call.flag("append")
     parents = _make_parents(path)
     try:
-        target, found = destination(path)
+        target, found = find_destination(path)
         if append:
             written = _append(target, call.body(), new=found is None)
         else:
@@ -63,10 +63,10 @@ def write(call: OperationCall) -> dict[str, Any]:
             for directory in parents:
                 os.rmdir(directory)
         raise
-    return {"path": relative(path), "written": written, "created": found is None}
+    return {"path": relativize(path), "written": written, "created": found is None}
 
 
-def destination(path: str) -> tuple[str, os.stat_result | None]:
+def find_destination(path: str) -> tuple[str, os.stat_result | None]:
     """Return the regular file to write, and its status if it exists; OpError if not writable."""
     try:
         found = os.stat(path)
@@ -205,11 +205,11 @@ def edit(call: OperationCall) -> dict[str, Any]:
     old, new = body[:old_bytes], body[old_bytes:]
     _require_difference(old, new)
     changes = _changes(content, old, new, path, every=call.flag("replace_all"))
-    diff = _shorten(unified(content, changes, relative(path), MAX_DIFF))
+    diff = _shorten(unify_diff(content, changes, relativize(path), MAX_DIFF))
     if not call.flag("dry_run"):
         _store(path, before, apply(content, changes, 0, len(content)))
     put(call.stdout, diff)
-    return {"path": relative(path), "replacements": len(changes), "diff_bytes": len(diff)}
+    return {"path": relativize(path), "replacements": len(changes), "diff_bytes": len(diff)}
 
 
 def _load(path: str) -> tuple[bytes, os.stat_result]:
@@ -221,7 +221,7 @@ def _load(path: str) -> tuple[bytes, os.stat_result]:
                 f"{show(path)} has {found.st_size} bytes, more than the {MAX_FILE} that can be "
                 "edited so: change it with a program, such as sed through exec",
             )
-        return take(chunks(fd), MAX_FILE), found
+        return take(read_chunks(fd), MAX_FILE), found
 
 
 def _changes(content: bytes, old: bytes, new: bytes, path: str, *, every: bool) -> list[TextEdit]:
@@ -310,7 +310,7 @@ def _starts(content: bytes, old: bytes, step: int) -> Iterator[int]:
 
 
 def _store(path: str, before: os.stat_result, content: bytes) -> None:
-    target, found = destination(path)
+    target, found = find_destination(path)
 
     def version(of: os.stat_result) -> tuple[int, ...]:
         return of.st_dev, of.st_ino, of.st_size, of.st_mtime_ns
@@ -344,7 +344,7 @@ def apply(content: bytes, changes: Iterable[TextEdit], start: int, end: int) -> 
     return b"".join([*parts, content[start:end]])
 
 
-def unified(content: bytes, changes: Sequence[TextEdit], name: str, limit: int) -> bytes:
+def unify_diff(content: bytes, changes: Sequence[TextEdit], name: str, limit: int) -> bytes:
     """Return the diff as UTF-8; it ends soon after `limit` bytes."""
     out = f"--- {name}\n+++ {name}\n".encode()
     line, where, shift = 1, 0, 0

@@ -53,7 +53,7 @@ class _Program:
 _program = _Program()
 
 
-def function(name: str) -> _Function:
+def find_function(name: str) -> _Function:
     """Return a C function that returns an int; AttributeError if the C library has none."""
     return _Function((name, _program))  # type: ignore[arg-type]
 
@@ -66,7 +66,7 @@ def read_errno() -> int:
 def wipe_environment() -> None:
     """Empty the environment as the kernel shows it and as C code would inherit it."""
     first = environ = Address.from_address(_ctypes.dlsym(_Program._handle, "environ")).value  # noqa: SLF001
-    length, fill = function("strlen"), function("memset")
+    length, fill = find_function("strlen"), find_function("memset")
     while environ and (variable := Address.from_address(environ).value):
         fill(Address(variable), 0, Address(length(Address(variable))))
         environ += _ctypes.sizeof(Address)
@@ -75,7 +75,7 @@ def wipe_environment() -> None:
         Address.from_address(first).value = None
 
 
-_call_prctl = function("prctl")
+_call_prctl = find_function("prctl")
 
 
 def _prctl(option: int, value: int | bytes) -> None:
@@ -142,9 +142,9 @@ def rename(name: str) -> None:
     # Fields 48 and 49 of proc(5): arg_start and arg_end; the list begins at 3.
     start, end = int(fields[45]), int(fields[46])
     if start < end:
-        function("memset")(Address(start), 0, Address(end - start))
+        find_function("memset")(Address(start), 0, Address(end - start))
         title = name.encode()[: end - start - 1]
-        function("memcpy")(Address(start), title, Address(len(title)))
+        find_function("memcpy")(Address(start), title, Address(len(title)))
     wipe_environment()
 
 
@@ -182,7 +182,7 @@ def find_descendants(
     return found
 
 
-def memory(pid: int) -> int:
+def read_memory(pid: int) -> int:
     """Return the bytes of memory that a process holds; 0 when it is gone."""
     try:
         with open(f"/proc/{pid}/statm", "rb") as file:

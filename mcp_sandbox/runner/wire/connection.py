@@ -196,7 +196,7 @@ class Connection:
             return
         if header["t"] == "credit" and header["id"] in self._owed:
             self._owed[header["id"]] -= header["n"]
-        parts = protocol.parts(header, payload, self._seal)
+        parts = protocol.encode_parts(header, payload, self._seal)
         # What is sent at once is never buffered: most of the time would go into large buffers.
         sent = 0 if self._out else self._sent(parts)
         for part in parts:

@@ -103,10 +103,10 @@ def encode(
     header: dict[str, Any], payload: bytes | memoryview = b"", seal: Seal | None = None
 ) -> bytes:
     """Return one frame as bytes; raise ProtocolError if header or payload is over its limit."""
-    return b"".join(parts(header, payload, seal))
+    return b"".join(encode_parts(header, payload, seal))
 
 
-def parts(
+def encode_parts(
     header: dict[str, Any], payload: bytes | memoryview, seal: Seal | None
 ) -> tuple[bytes | memoryview, ...]:
     """Return a frame in parts, so that a large payload is not copied."""

@@ -128,7 +128,7 @@ def _end(code: int, main: types.ModuleType, figures: Figures) -> None:
         signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
     # The C library's exit runs what C code has buffered or registered.
-    processes.function("exit")(code)
+    processes.find_function("exit")(code)
 
 
 def flush(file: object) -> bool:

@@ -110,7 +110,7 @@ def offer_to_the_oom_killer(pid: int | str) -> None:
         return
 
 
-def watched(env: dict[str, str]) -> dict[str, str]:
+def drop_unwatched(env: dict[str, str]) -> dict[str, str]:
     """Return the variables of a program on a terminal."""
     return {name: value for name, value in env.items() if UNWATCHED.get(name) != value}
 

@@ -20,7 +20,7 @@ from mcp.shared.exceptions import MCPError
 
 from mcp_sandbox.errors import CallerError, SandboxError
 from mcp_sandbox.server.errors import sole_error
-from mcp_sandbox.server.skills.visible import Asked, VisibleSkills, canonical
+from mcp_sandbox.server.skills.visible import Asked, VisibleSkills, canonicalize
 from mcp_sandbox.skills.scan import Whose
 
 logger = logging.getLogger(__name__)
@@ -132,13 +132,13 @@ class SkillChanges:
         subscribed = _subscriptions_of(asked)
         if len(subscribed) >= _MOST_SUBSCRIBED:
             raise _too_many()
-        subscribed.add(canonical(params.uri))
+        subscribed.add(canonicalize(params.uri))
         return types.EmptyResult()
 
     async def unsubscribe(
         self, asked: Asked, params: types.UnsubscribeRequestParams
     ) -> types.EmptyResult:
-        _subscriptions_of(asked).discard(canonical(params.uri))
+        _subscriptions_of(asked).discard(canonicalize(params.uri))
         return types.EmptyResult()
 
 

@@ -14,8 +14,14 @@ from mcp_sandbox.errors import InvalidArgument
 from mcp_sandbox.models import ChatId
 from mcp_sandbox.server.identity import SessionFor
 from mcp_sandbox.server.skills.resources import TEMPLATE
-from mcp_sandbox.server.skills.results import wrapped
-from mcp_sandbox.server.skills.visible import Asked, VisibleSkills, folder_uri, page, shown
+from mcp_sandbox.server.skills.results import wrap_text
+from mcp_sandbox.server.skills.visible import (
+    Asked,
+    VisibleSkills,
+    folder_uri,
+    show_given,
+    take_page,
+)
 from mcp_sandbox.skills.catalogue import Catalogue
 from mcp_sandbox.skills.parse import ARGUMENTS
 from mcp_sandbox.skills.skill import DOCUMENT, SCHEME, FrontMatter, Skill
@@ -41,8 +47,8 @@ class SkillPrompts:
         self, asked: Asked, params: types.PaginatedRequestParams
     ) -> types.ListPromptsResult:
         """Return those that users may invoke, though a model may not."""
-        known = invocable(await self._visible.catalogue(asked))
-        found, cursor = page(known, str, params.cursor, _MOST_LISTED)
+        known = list_invocable(await self._visible.catalogue(asked))
+        found, cursor = take_page(known, str, params.cursor, _MOST_LISTED)
         prompts = [_prompt(name, known[name]) for name in found]
         return types.ListPromptsResult(prompts=prompts, next_cursor=cursor)
 
@@ -50,9 +56,11 @@ class SkillPrompts:
         self, asked: Asked, params: types.GetPromptRequestParams
     ) -> types.GetPromptResult:
         """Return the text of a skill, with the arguments where it wants them."""
-        skill = invocable(await self._visible.catalogue(asked)).get(params.name)
+        skill = list_invocable(await self._visible.catalogue(asked)).get(params.name)
         if skill is None:
-            raise _refused(f"there is no prompt {shown(params.name)!r}: prompts/list shows all")
+            raise _refused(
+                f"there is no prompt {show_given(params.name)!r}: prompts/list shows all"
+            )
         arguments = params.arguments or {}
         if sum(map(len, arguments.values())) > _MOST_SAID:
             raise _too_long()
@@ -72,8 +80,10 @@ class SkillPrompts:
             document = await self._visible.library.read(skill, DOCUMENT)
             got, body = None, document[skill.body_at :]
         # Up to a megabyte is searched for what the author chose.
-        text = await to_thread.run_sync(filled, body.decode(errors="replace"), skill.front, message)
-        return wrapped(replace(got, body=text.encode(), repeated=False)) if got else text
+        text = await to_thread.run_sync(
+            fill_in, body.decode(errors="replace"), skill.front, message
+        )
+        return wrap_text(replace(got, body=text.encode(), repeated=False)) if got else text
 
     async def complete(
         self, asked: Asked, params: types.CompleteRequestParams
@@ -94,13 +104,13 @@ class SkillPrompts:
         self, catalogue: Catalogue, params: types.CompleteRequestParams
     ) -> Iterable[str]:
         if isinstance(params.ref, types.PromptReference):
-            skill = invocable(catalogue).get(params.ref.name)
+            skill = list_invocable(catalogue).get(params.ref.name)
             if skill is None:
-                raise _refused(f"there is no prompt {shown(params.ref.name)!r}")
+                raise _refused(f"there is no prompt {show_given(params.ref.name)!r}")
             found = _CHOICE.search(skill.front.argument_hint)
             return map(str.strip, found[0].split("|")) if found else ()
         if params.ref.uri != TEMPLATE:
-            raise _refused(f"there is no template {shown(params.ref.uri)!r}: use {TEMPLATE}")
+            raise _refused(f"there is no template {show_given(params.ref.uri)!r}: use {TEMPLATE}")
         paths = {folder_uri(skill).removeprefix(SCHEME): skill for skill in catalogue.skills}
         if params.argument.name == "skill":
             return paths
@@ -111,7 +121,7 @@ class SkillPrompts:
         return [file.path for file in (await self._visible.library.contents(skill)).files]
 
 
-def invocable(catalogue: Catalogue) -> Mapping[str, Skill]:
+def list_invocable(catalogue: Catalogue) -> Mapping[str, Skill]:
     """Return the skills that users may invoke, by the names of their prompts.
 
     A skill whose name means another one goes by its path.
@@ -123,7 +133,7 @@ def invocable(catalogue: Catalogue) -> Mapping[str, Skill]:
     }
 
 
-def filled(body: str, front: FrontMatter, given: Mapping[str, str]) -> str:
+def fill_in(body: str, front: FrontMatter, given: Mapping[str, str]) -> str:
     """Return a body with arguments for `$ARGUMENTS`, `$0`, `$ARGUMENTS[0]` and `$name`.
 
     A body that wants none gets what was given at its end. Numbers count only in a skill that says

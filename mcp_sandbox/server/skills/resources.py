@@ -35,14 +35,14 @@ from mcp_sandbox.server.errors import protocol_errors
 from mcp_sandbox.server.skills.visible import (
     Asked,
     VisibleSkills,
-    canonical,
+    canonicalize,
     cursor_after,
     find_skills_around,
     folder_uri,
-    page,
-    shown,
+    show_given,
+    take_page,
 )
-from mcp_sandbox.server.text import fitting
+from mcp_sandbox.server.text import take_fitting
 from mcp_sandbox.skills.catalogue import Catalogue
 from mcp_sandbox.skills.front_matter import as_json
 from mcp_sandbox.skills.parse import DESCRIPTION_CHARACTERS, NAME_CHARACTERS
@@ -120,7 +120,7 @@ class SkillResources(Extension):
         catalogue = await self._visible.catalogue(asked)
         documents = (skill for skill in catalogue.skills if skill.front.model_invocable)
         known: list[Resource | Skill] = [*_OWN, *documents]
-        found, cursor = page(known, lambda each: each.uri, params.cursor, _MOST_LISTED)
+        found, cursor = take_page(known, lambda each: each.uri, params.cursor, _MOST_LISTED)
         listed = [_of_document(each) if isinstance(each, Skill) else each for each in found]
         return ListResourcesResult(resources=listed, next_cursor=cursor)
 
@@ -160,7 +160,7 @@ class SkillResources(Extension):
 
     async def _entries(self, asked: Asked, params: PaginatedRequestParams) -> dict[str, Any]:
         listed = filter(_suits_hosts, (await self._visible.catalogue(asked)).skills)
-        found, cursor = page(listed, lambda skill: skill.uri, params.cursor, _MOST_ENTRIES)
+        found, cursor = take_page(listed, lambda skill: skill.uri, params.cursor, _MOST_ENTRIES)
         entries: list[dict[str, Any]] = []
         size = 0
         for skill in found:
@@ -173,9 +173,11 @@ class SkillResources(Extension):
         return _fresh(skills=entries, nextCursor=cursor)
 
     async def _get(self, asked: Asked, params: UriParams) -> dict[str, Any]:
-        skill = (await self._visible.catalogue(asked)).by_uri.get(canonical(params.uri))
+        skill = (await self._visible.catalogue(asked)).by_uri.get(canonicalize(params.uri))
         if skill is None:
-            raise UnknownSkill(f"no skill is served at {shown(params.uri)}: skills/list has some")
+            raise UnknownSkill(
+                f"no skill is served at {show_given(params.uri)}: skills/list has some"
+            )
         return _fresh(skill=await self._entry(skill))
 
     async def _entry(self, skill: Skill) -> dict[str, Any]:
@@ -186,11 +188,13 @@ class SkillResources(Extension):
         return {"uri": skill.uri, "frontmatter": _front_matter(skill), "resources": files}
 
     async def _directory(self, asked: Asked, params: UriParams) -> dict[str, Any]:
-        inside = await self._children(await self._visible.catalogue(asked), canonical(params.uri))
+        inside = await self._children(
+            await self._visible.catalogue(asked), canonicalize(params.uri)
+        )
         if not inside:
-            problem = f"{shown(params.uri)} is no directory resource: skill:// has them all"
+            problem = f"{show_given(params.uri)} is no directory resource: skill:// has them all"
             raise UnknownSkill(problem)
-        found, cursor = page(inside, lambda child: child.uri, params.cursor, _MOST_ENTRIES)
+        found, cursor = take_page(inside, lambda child: child.uri, params.cursor, _MOST_ENTRIES)
         children = [
             child.model_dump(by_alias=True, mode="json", exclude_none=True) for child in found
         ]
@@ -231,7 +235,7 @@ def _problems_as_json(catalogue: Catalogue) -> str:
         {**about, **{k: v for k, v in asdict(diagnostic).items() if v is not None}}
         for about, diagnostic in _problems(catalogue)
     ]
-    fitted = fitting(problems, 64_000, json.dumps)
+    fitted = take_fitting(problems, 64_000, json.dumps)
     return json.dumps({"problems": fitted, "omitted": len(problems) - len(fitted)}, indent=1)
 
 

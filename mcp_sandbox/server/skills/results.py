@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 from mcp_sandbox.errors import InvalidArgument
 from mcp_sandbox.server.results import as_json, structured, texts
-from mcp_sandbox.server.text import MAX_TEXT_BYTES, fitting, show_name
+from mcp_sandbox.server.text import MAX_TEXT_BYTES, show_name, take_fitting
 from mcp_sandbox.sessions.skill_pins import Activation
 from mcp_sandbox.skills.catalogue import MOST_OF_A_DESCRIPTION, call_name, cut_short, one_line
 from mcp_sandbox.skills.search import Page, PageItem
@@ -90,9 +90,9 @@ class SkillsListed(BaseModel, frozen=True):
     omitted: list[str]
 
 
-def listed_skills(page: Page) -> CallToolResult:
+def format_skills(page: Page) -> CallToolResult:
     """Return the skills of a page that fit in one result."""
-    rows = fitting(map(_listed, page.skills), _LIST_BYTES, as_json)
+    rows = take_fitting(map(_listed, page.skills), _LIST_BYTES, as_json)
     more = page.more or len(rows) < len(page.skills)
     return structured(
         SkillsListed(
@@ -124,7 +124,7 @@ def _omitted(page: Page, count: int, *, more: bool) -> Iterable[str]:
         yield f"{count} of {page.total:,} are on this page: next_cursor leads to the next"
 
 
-def activation(got: Activation) -> CallToolResult:
+def format_activation(got: Activation) -> CallToolResult:
     """Return the text of a skill in its wrapper, or that it was given before."""
     if got.repeated:
         text = (
@@ -132,10 +132,10 @@ def activation(got: Activation) -> CallToolResult:
             f"({got.digest}). If you do not have its text any more, call again with refresh=true."
         )
         return texts([text, *(f"[{note}]" for note in _drift(got))], _meta(got))
-    return texts([wrapped(got)], _meta(got))
+    return texts([wrap_text(got)], _meta(got))
 
 
-def wrapped(got: Activation) -> str:
+def wrap_text(got: Activation) -> str:
     """Return the text of a skill in its wrapper, after the notes on it."""
     body = got.body[:_MOST_BODY_BYTES].decode("utf-8", "replace")
     notes = "\n".join(f"[{note}]" for note in _notes(got, body))
@@ -255,7 +255,7 @@ def _meta(got: Activation) -> dict[str, object]:
     }
 
 
-def skill_file(file: SkillFile, data: bytes, offset: int) -> CallToolResult:
+def format_skill_file(file: SkillFile, data: bytes, offset: int) -> CallToolResult:
     """Return a page of one file: text as it is, else base64.
 
     Raises InvalidArgument: the file ends before `offset`.

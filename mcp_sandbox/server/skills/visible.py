@@ -23,9 +23,9 @@ from mcp_sandbox.config import SkillsConfig
 from mcp_sandbox.errors import UnknownSkill
 from mcp_sandbox.models import ChatId
 from mcp_sandbox.server.identity import CallerOf
-from mcp_sandbox.server.text import byte_length, clip, show_name
+from mcp_sandbox.server.text import clip, count_bytes, show_name
 from mcp_sandbox.sessions.skills import Skills
-from mcp_sandbox.skills.catalogue import Catalogue, Overview, overview
+from mcp_sandbox.skills.catalogue import Catalogue, Overview, build_overview
 from mcp_sandbox.skills.library import SkillLibrary
 from mcp_sandbox.skills.scan import Whose
 from mcp_sandbox.skills.skill import DOCUMENT, SCHEME, Skill, SkillFile, file_uri
@@ -47,7 +47,7 @@ _ACCOUNT = 200
 _CUT_AFTER = {"claude-code": 4096}
 
 
-def page(
+def take_page(
     items: Iterable[T], key: Callable[[T], str], cursor: str | None, most: int
 ) -> tuple[list[T], str | None]:
     """Return the items after a cursor, in the order of their keys, and the cursor to more.
@@ -101,21 +101,23 @@ class VisibleSkills:
 
         Raises UnknownSkill: no skill has it.
         """
-        wanted = canonical(uri)
+        wanted = canonicalize(uri)
         for skill in find_skills_around(catalogue, wanted):
             for file in (await self.library.contents(skill)).files:
                 if file_uri(skill.uri, file.path) == wanted:
                     return skill, file
-        raise UnknownSkill(f"there is no file of a skill at {shown(uri)}: resources/list has some")
+        raise UnknownSkill(
+            f"there is no file of a skill at {show_given(uri)}: resources/list has some"
+        )
 
 
-def canonical(uri: str) -> str:
+def canonicalize(uri: str) -> str:
     """Return the one spelling that we give out of all uris that mean the same.
 
     Raises UnknownSkill: it is longer than any that we give out.
     """
     if len(uri) > 32_000 or uri.count("/") > 64:
-        raise UnknownSkill(f"there is nothing at {shown(uri)}: no uri here is that long")
+        raise UnknownSkill(f"there is nothing at {show_given(uri)}: no uri here is that long")
     scheme, _, rest = uri.partition("://")
     parts = (
         quote(unquote_to_bytes(part.encode("utf-8", "replace")), safe="")
@@ -137,7 +139,7 @@ def find_skills_around(catalogue: Catalogue, uri: str) -> list[Skill]:
     return [skill for skill in found if skill is not None]
 
 
-def shown(uri: str) -> str:
+def show_given(uri: str) -> str:
     """Return a caller's uri, safe to repeat in an answer."""
     return clip(show_name(uri), 200)
 
@@ -176,7 +178,7 @@ class Disclosure:
         if cut_after := _CUT_AFTER.get(_client(ctx)):
             budget = min(budget, cut_after - len(instructions))
         # Of thousands it takes long enough for others to notice.
-        text, account = await to_thread.run_sync(about_skills, offered, budget)
+        text, account = await to_thread.run_sync(describe_skills, offered, budget)
         meta = {**(result.get("_meta") or {}), ACCOUNT_KEY: account}
         return {**result, "instructions": f"{instructions}{text}", "_meta": meta}
 
@@ -190,17 +192,17 @@ def _client(ctx: Asked) -> str:
     return str(info.get("name")) if isinstance(info, Mapping) else ""
 
 
-def about_skills(skills: Sequence[Skill], budget: int) -> tuple[str, Mapping[str, int]]:
+def describe_skills(skills: Sequence[Skill], budget: int) -> tuple[str, Mapping[str, int]]:
     """Return the instructions' part about skills, in so many characters if there is room.
 
     With it comes what is left out in it, for programs; a token is taken for four bytes. Skills
     that are hidden by others of the same name are not named.
     """
     named = [skill for skill in skills if skill.shadowed_by is None]
-    found = overview(named, max(budget - len(_USE_THEM) - len(_NAMED) - _ACCOUNT, 0))
+    found = build_overview(named, max(budget - len(_USE_THEM) - len(_NAMED) - _ACCOUNT, 0))
     sentences = [_NAMED] if found.kind == "descriptions" else []
     text = "\n".join(["\n", _USE_THEM, _account(found), *sentences, *filter(None, [found.text])])
-    size = byte_length(text)
+    size = count_bytes(text)
     counts = {"shown": found.shown, "cut": found.cut, "hidden": found.hidden}
     return text, {**counts, "bytes": size, "tokens": size // 4}
 

@@ -22,8 +22,8 @@ from mcp_sandbox.models import ExecResult, Language
 from mcp_sandbox.runtime.runtime import OnOutput
 from mcp_sandbox.server.errors import sole_error
 from mcp_sandbox.server.identity import Request
-from mcp_sandbox.server.results import exec_result, with_notices
-from mcp_sandbox.server.text import clip, printed
+from mcp_sandbox.server.results import format_exec, with_notices
+from mcp_sandbox.server.text import clean_output, clip
 from mcp_sandbox.server.tool import (
     CHANGES,
     Code,
@@ -121,7 +121,7 @@ class _Progress:
                 self._arrived = anyio.Event()
                 # The last character may have come in part only.
                 text = _DECODER("replace").decode(self._recent)
-                lines = [line for line in printed(text).splitlines() if line.strip()]
+                lines = [line for line in clean_output(text).splitlines() if line.strip()]
                 message = clip("\n".join(lines[-3:]), 500) or message
             await self._request.report_progress(elapsed_s, message=message)
             await anyio.sleep(INTERVAL_S)
@@ -198,7 +198,7 @@ async def run_code(
             leave=find_client_timeout(request).leave,
         )
     notes = [] if notebook and result.success else await hints(result, code, language)
-    return with_notices(exec_result(result), notes)
+    return with_notices(format_exec(result), notes)
 
 
 async def exec_(
@@ -240,7 +240,7 @@ async def exec_(
             leave=find_client_timeout(request).leave,
         )
     notes = await hints(result, command, "bash")
-    return with_notices(exec_result(await shown(result)), notes)
+    return with_notices(format_exec(await shown(result)), notes)
 
 
 def waits(longest_s: float) -> tuple[Any, float]:

@@ -19,7 +19,7 @@ async def read_file(
     limit: Annotated[Limit, Field(description="Number of lines.")] = 2000,
 ) -> CallToolResult:
     """Read a file: text as numbered lines, images as images, other files as a description."""
-    return results.file_content(await session.read_file(path, offset=offset, limit=limit))
+    return results.format_file(await session.read_file(path, offset=offset, limit=limit))
 
 
 async def write_file(
@@ -44,7 +44,7 @@ async def edit_file(
 ) -> CallToolResult:
     """Replace text in a file and see the diff. Leave out the line numbers that read_file shows."""
     edited = await session.edit_file(path, old, new, replace_all=replace_all, dry_run=dry_run)
-    return results.edit_result(edited, dry_run=dry_run)
+    return results.format_edit(edited, dry_run=dry_run)
 
 
 async def list_files(
@@ -55,7 +55,7 @@ async def list_files(
     hidden: bool = True,
 ) -> CallToolResult:
     """List a directory: name, type, size, time and link target of every entry."""
-    return results.listed_files(
+    return results.fit_files(
         await session.list_files(path, depth=depth, limit=limit, hidden=hidden)
     )
 
@@ -67,7 +67,7 @@ async def glob(
     limit: Limit = 500,
 ) -> CallToolResult:
     """Find files by name, newest first."""
-    return results.glob_result(await session.glob(pattern, path, limit=limit))
+    return results.format_glob(await session.glob(pattern, path, limit=limit))
 
 
 async def grep(
@@ -84,7 +84,7 @@ async def grep(
     found = await session.grep(
         pattern, path, glob=glob, ignore_case=ignore_case, context=context, limit=limit
     )
-    return results.grep_result(found)
+    return results.format_grep(found)
 
 
 async def delete_file(

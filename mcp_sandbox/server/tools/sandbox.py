@@ -53,7 +53,7 @@ NETWORK_TOOLS = [build_tool(network_access, title="Ask for network access", anno
 
 async def sandbox_info(session: Session) -> CallToolResult:
     """Describe this computer: languages and tools found, network, limits, disk space."""
-    return results.sandbox_report(await session.info())
+    return results.format_sandbox(await session.info())
 
 
 async def sandbox_reset(
@@ -116,15 +116,15 @@ async def process(
         if value is not None and name not in _TAKES[action]:
             raise InvalidArgument(f"{name} has no meaning with action={action}: leave it out")
     if action == "list":
-        return results.process_list(await session.processes.list())
+        return results.format_processes(await session.processes.list())
     if id is None:
         raise InvalidArgument(f"id is missing: action={action} needs it, action=list shows all")
     if action == "stop":
-        return results.exec_result(
+        return results.format_exec(
             await shown(await session.processes.stop(id, signal, grace_s=grace_s))
         )
     if action == "input":
-        return results.exec_result(await shown(await session.processes.type(id, text or "", key)))
+        return results.format_exec(await shown(await session.processes.type(id, text or "", key)))
     async with live_progress(session, request) as on_output:
         result = await session.processes.wait(
             id,
@@ -134,7 +134,7 @@ async def process(
             on_output=on_output,
             leave=find_client_timeout(request).leave,
         )
-    return results.exec_result(await shown(result), tail=tail)
+    return results.format_exec(await shown(result), tail=tail)
 
 
 async def preview(

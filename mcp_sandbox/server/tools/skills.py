@@ -6,7 +6,12 @@ from mcp.types import CallToolResult
 from pydantic import Field, StringConstraints
 
 from mcp_sandbox.errors import InvalidArgument
-from mcp_sandbox.server.skills.results import SkillsListed, activation, listed_skills, skill_file
+from mcp_sandbox.server.skills.results import (
+    SkillsListed,
+    format_activation,
+    format_skill_file,
+    format_skills,
+)
 from mcp_sandbox.server.tool import READS, Path, build_tool
 from mcp_sandbox.sessions.session import Session
 
@@ -30,7 +35,7 @@ async def skills_list(
     limit: PageSize = 50,
 ) -> CallToolResult:
     """List skills (expert instructions for particular tasks), or search them with query."""
-    return listed_skills(await session.skills.list(query, cursor, limit))
+    return format_skills(await session.skills.list(query, cursor, limit))
 
 
 async def skill_activate(
@@ -49,9 +54,9 @@ async def skill_activate(
     if path is not None and refresh:
         raise InvalidArgument("refresh is for the whole skill: leave path out, then read the file")
     if path is None:
-        return activation(await session.skills.activate(name, refresh=refresh))
+        return format_activation(await session.skills.activate(name, refresh=refresh))
     file, data = await session.skills.read(name, path)
-    return skill_file(file, data, offset)
+    return format_skill_file(file, data, offset)
 
 
 _ACTIVATE = build_tool(skill_activate, title="Activate a skill", annotations=READS)

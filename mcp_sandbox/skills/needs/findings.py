@@ -252,27 +252,27 @@ def distribution_of(module: str) -> str:
     return map_table_keys("modules").get(module, module.replace(".", "-"))
 
 
-def layers() -> Mapping[str, Mapping[str, list[str]]]:
+def read_layers() -> Mapping[str, Mapping[str, list[str]]]:
     """Return the packages of each layer, by "apt", "pip" and "npm"."""
     return cast("Mapping[str, Mapping[str, list[str]]]", _read()["layers"])
 
 
 def layer_of(installer: str, package: str) -> str | None:
     """Return the layer that a package belongs to; None if it is in none."""
-    return next((name for name, has in layers().items() if package in has[installer]), None)
+    return next((name for name, has in read_layers().items() if package in has[installer]), None)
 
 
-def recipe(names: Sequence[str]) -> str:
+def write_recipe(names: Sequence[str]) -> str:
     """Return a Dockerfile that adds layers to the image of the sandboxes.
 
     Raises InvalidArgument: there is no layer of a name.
     """
-    if unknown := [name for name in names if name not in layers()]:
-        known = ", ".join(layers())
+    if unknown := [name for name in names if name not in read_layers()]:
+        known = ", ".join(read_layers())
         raise InvalidArgument(f"there is no layer {unknown[0]!r}: the layers are {known}")
     steps = list[str]()
     for installer, step in _STEPS.items():
-        if packages := {package for name in names for package in layers()[name][installer]}:
+        if packages := {package for name in names for package in read_layers()[name][installer]}:
             steps.append(step.format(" ".join(sorted(packages))))
     return "\n".join(["FROM mcp-sandbox/base:latest", "USER root", *steps, *_END, ""])
 

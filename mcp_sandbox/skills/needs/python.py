@@ -12,10 +12,10 @@ from dataclasses import dataclass, field, replace
 from mcp_sandbox.reading.code import (
     Statement,
     Token,
-    arguments,
-    imports,
-    literal,
     python_statements,
+    read_arguments,
+    read_imports,
+    read_literal,
 )
 from mcp_sandbox.skills.needs.uses import Uses, Weight, read_command
 
@@ -140,7 +140,7 @@ class _UsesReader:
 
 
 def _imported(tokens: tuple[Token, ...]) -> list[str]:
-    each = (f"{module}.{name}".rstrip(".") for module, name, _ in imports(tokens))
+    each = (f"{module}.{name}".rstrip(".") for module, name, _ in read_imports(tokens))
     return [*dict.fromkeys(_root(name) for name in each if re.match(r"[^\W\d]", name))]
 
 
@@ -233,4 +233,4 @@ def _literal(tokens: tuple[Token, ...], at: int) -> str:
 
 
 def _strings(tokens: tuple[Token, ...], at: int) -> list[str]:
-    return [literal(each) for each in arguments(tokens, at, 200)]
+    return [read_literal(each) for each in read_arguments(tokens, at, 200)]

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from mcp_sandbox.server.text import printed as shown
+from mcp_sandbox.server.text import clean_output as shown
 from tests.e2e.stumbles.conftest import META, Agent
 from tests.server.scripted import text_of
 

@@ -17,7 +17,7 @@ from mcp import MCPError
 from mcp.types import INVALID_PARAMS, BlobResourceContents, TextResourceContents
 
 from mcp_sandbox.errors import UnknownSkill
-from mcp_sandbox.server.skills.visible import canonical
+from mcp_sandbox.server.skills.visible import canonicalize
 from tests.server.skills.shelves import (
     EVERY_BYTE,
     SkillsClient,
@@ -340,10 +340,10 @@ async def test_what_is_wrong_with_skills_can_be_read(data_root: Path, tmp_path: 
 @given(text())
 def test_a_uri_has_one_spelling(uri: str) -> None:
     try:
-        once = canonical(uri)
+        once = canonicalize(uri)
     except UnknownSkill:
         return
-    assert canonical(once) == once
+    assert canonicalize(once) == once
     assert once.count("/") >= uri.partition("://")[2].count("/")
 
 

@@ -5,11 +5,17 @@ from typer.testing import CliRunner
 
 from mcp_sandbox.cli import cli
 from mcp_sandbox.errors import InvalidArgument
-from mcp_sandbox.skills.needs.findings import Inventory, find_missing, layers, recipe, scan
+from mcp_sandbox.skills.needs.findings import (
+    Inventory,
+    find_missing,
+    read_layers,
+    scan,
+    write_recipe,
+)
 
 
 def test_a_recipe_adds_to_the_image_and_ends_as_its_user() -> None:
-    lines = recipe(["build", "web"]).splitlines()
+    lines = write_recipe(["build", "web"]).splitlines()
     assert lines[0] == "FROM mcp-sandbox/base:latest"
     assert lines[-1] == "USER 10001:10001"
     assert "build-essential" in lines[2]
@@ -32,16 +38,16 @@ def test_what_a_layer_is_said_to_have_is_in_its_recipe() -> None:
     assert len(known) == 11
     for each in known:
         assert each.layer, each
-        installed = recipe([each.layer]).split()
+        installed = write_recipe([each.layer]).split()
         assert each.fix.split()[-1] in installed, each
 
 
 def test_an_unknown_layer_is_answered_with_those_there_are() -> None:
     with pytest.raises(InvalidArgument, match="documents, data, browser, build, web"):
-        recipe(["music"])
+        write_recipe(["music"])
 
 
 def test_the_command_line_prints_the_recipe() -> None:
-    printed = CliRunner().invoke(cli, ["images", "recipe", *layers()])
+    printed = CliRunner().invoke(cli, ["images", "recipe", *read_layers()])
     assert printed.exit_code == 0, printed.output
-    assert printed.output == recipe([*layers()])
+    assert printed.output == write_recipe([*read_layers()])
