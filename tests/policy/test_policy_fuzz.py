@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -95,6 +96,25 @@ def test_twice_the_text_takes_hardly_more_than_twice_as_long(language: str, unit
 @pytest.mark.parametrize(("language", "unit"), REPEATED)
 def test_all_that_is_read_is_graded_in_a_quarter_of_a_second(language: str, unit: str) -> None:
     assert is_linear(language, unit, 65_536, 0.25)
+
+
+# Texts that a careless expression of a rule tries in endlessly many ways.
+ENDLESS = [
+    ("bash", "rm -rf /", "{}", "x"),
+    ("bash", "rm -rf /home/", "*", "/x"),
+    ("bash", "rm -", "r", ": /"),
+    ("python", "open('f', '", "+", "!')"),
+    ("python", "p.open('", "+", "!')"),
+]
+
+
+@pytest.mark.parametrize(("language", "head", "unit", "tail"), ENDLESS)
+def test_no_rule_is_tried_in_endlessly_many_ways(
+    language: str, head: str, unit: str, tail: str
+) -> None:
+    for count in (28, 60_000):
+        code = head + (unit * count)[:60_000] + tail
+        assert seconds(partial(assess, code, language)) < 0.5
 
 
 @pytest.mark.parametrize("code", ["\ud800rm", "ls\0rm", "\ufeffls", "ls\r\nrm x\r\n", "(" * 50_000])
