@@ -48,7 +48,8 @@ def read_javascript(text: str) -> Iterator[Fact | Code]:
             yield _import("javascript", module.removeprefix("node:") or DYNAMIC)
         elif after == "(" and last in ("exec", "execSync") and runs:
             yield Code("shell", text)
-        yield Fact("javascript", name, {"name": (name,), "call": (name,) * (after == "(")})
+        calls = (name,) * (after == "(")
+        yield Fact("javascript", name, {"name": (name,), "call": calls, "literal": (text,)})
 
 
 def read_python(text: str) -> Iterator[Fact | Code]:
@@ -121,11 +122,9 @@ def _use(
     elif name in ("exec", "eval") and texts:
         yield Code("python", texts[0])
     elif texts and _RUNS.fullmatch(name):
-        listed = mark(given[0], 0) in ("[", "(")
-        words = (
-            [read_literal(each) for each in read_arguments(given[0], 1, _MOST_READ)]
-            if listed
-            else []
-        )
-        if listed or texts[0] != DYNAMIC:
-            yield Code("shell", shlex.join(words) if listed else texts[0])
+        first = given[0][2:] if mark(given[0], 1) == "=" else given[0]
+        listed = mark(first, 0) in ("[", "(")
+        items = read_arguments(first, 1, _MOST_READ) if listed else [first]
+        words = [read_literal(each) for each in items]
+        if listed or words != [DYNAMIC]:
+            yield Code("shell", shlex.join(words) if listed else words[0])

@@ -4,7 +4,7 @@ import posixpath
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain, pairwise
+from itertools import chain, dropwhile, pairwise
 
 from mcp_sandbox.policy.rules import Code, Fact
 from mcp_sandbox.reading.commands import DYNAMIC, drop_assignments, names, unwrap_command
@@ -19,14 +19,14 @@ _NODE = ("javascript", re.compile(r"-p?e|-p|--eval|--print|eval"))
 _NOTHING = re.compile(r"(?!)")
 _UNREAD = ("", re.compile(r"-\w*[eErR]"))
 _READERS: Mapping[str, tuple[str, re.Pattern[str]]] = {
-    **dict.fromkeys(names("sh bash dash zsh ksh ash fish su runuser"), _SHELL),
+    **dict.fromkeys(names("sh bash dash zsh ksh ash fish su runuser script"), _SHELL),
     **dict.fromkeys(names("python pypy"), _PYTHON),
     **dict.fromkeys(names("node nodejs bun deno"), _NODE),
     **dict.fromkeys(names("perl ruby php lua Rscript"), _UNREAD),
 }
 _VERSION = re.compile(r"(python|pypy|perl|ruby|php|lua)[\d.]+")
 _FETCHES = names("curl wget aria2c http https xh fetch")
-_COPIES = names("tee cp install mv dd")
+_COPIES = names("tee cp install mv dd shred")
 # Programs whose `run` runs the rest, and options that take the next word.
 _RUNNERS = names("uv poetry pipenv pdm rye hatch")
 _TAKES = {
@@ -75,7 +75,8 @@ class _ActionReader:
             yield Fact("shell", path, {"writes": (self._full(path),)})
 
     def _command(self, words: list[str], depth: int = 0) -> Iterator[Fact | Code]:
-        words = drop_assignments(words)
+        # Options stand before a command behind `time`, and behind the file of `flock`.
+        words = list(dropwhile(lambda word: word[:1] == "-", drop_assignments(words)))
         if words and " " in words[0]:
             words[:1] = words[0].split()
         if not words or depth > _DEEPEST:
@@ -130,7 +131,8 @@ class _ActionReader:
             lines = {"eval": [" ".join(given)], "trap": words[:1]}.get(program, aliases)
             return [Code("shell", line) for line in lines], self._unknown(*lines)
         language, option = _READERS.get(program, ("", _NOTHING))
-        for word, after in pairwise(given if program in _READERS else ()):
+        options = [word for word in given if word != "--"] if program in _READERS else ()
+        for word, after in pairwise(options):
             if option.fullmatch(word):
                 return [Code(language, after)] if language else [], self._unknown(after)
         reads = program in _READERS and program not in ("su", "runuser") and "-m" not in given

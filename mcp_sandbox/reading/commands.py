@@ -21,7 +21,8 @@ WRAPPERS = {
 }  # fmt: skip
 # Options of the wrappers that take the next word.
 _TAKES_WORD = {
-    "sudo": {"-u", "-g", "-C", "-D", "-h", "-p"}, "env": {"-u", "-C", "--unset", "--chdir"},
+    "sudo": {"-u", "-g", "-C", "-D", "-h", "-p", "--user", "--group"},
+    "env": {"-u", "-C", "--unset", "--chdir"},
     "nice": {"-n"}, "timeout": {"-s", "-k", "--signal", "--kill-after"}, "watch": {"-n"},
     "xargs": {"-n", "-I", "-P", "-L", "-d", "-E", "-s", "-a"}, "stdbuf": {"-i", "-o", "-e"},
     "ionice": {"-c", "-n", "-p"}, "exec": {"-a"}, "time": {"-f", "-o"}, "strace": {"-o", "-e"},

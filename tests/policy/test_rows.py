@@ -131,12 +131,24 @@ def test_t20_what_destroys_is_denied_with_a_word_about_what_to_do_instead() -> N
     assert decide(assess("rm -rf /", "shell"), "off", "open", "shell").verdict == "allow"
 
 
+@pytest.mark.parametrize(
+    "code",
+    ["time -p rm -rf /", "sudo --user root rm -rf /", "flock f -c 'rm -rf /'", "rm -rf /?*",
+     "script -qc 'rm -rf /' log", "bash -c -- 'rm -rf /'", "shred -z /dev/sda"],
+)  # fmt: skip
+def test_t20_what_destroys_is_denied_behind_options_and_programs_that_run_it(code: str) -> None:
+    assert decide(assess(code, "bash"), "isolated", "none", "bash").verdict == "deny"
+
+
 def test_t20_code_inside_of_other_code_is_denied_like_the_code_itself() -> None:
     for code, language in (
         ("python -c \"import os; os.system('rm -rf /')\"", "bash"),
         ("import subprocess\nsubprocess.run(['rm', '-rf', '/'])", "python"),
         ("require('child_process').execSync('rm -rf /')", "javascript"),
         ("import shutil; shutil.rmtree('/workspace')", "python"),
+        ("import os\nos.system(command='rm -rf /')", "python"),
+        ("import subprocess\nsubprocess.run(args=['rm', '-rf', '/'])", "python"),
+        ("require('fs').rmSync('/workspace', { recursive: true })", "javascript"),
     ):
         assert decide(assess(code, language), "isolated", "none", language).verdict == "deny"
 
