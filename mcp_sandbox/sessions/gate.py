@@ -9,6 +9,7 @@ recorded once, for log, metrics and spans.
 
 import hashlib
 import json
+import posixpath
 import re
 import shlex
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
@@ -36,6 +37,7 @@ from mcp_sandbox.sessions.approvals import Approval, Approvals
 from mcp_sandbox.sessions.sandbox.chat_sandbox import ChatSandbox
 from mcp_sandbox.sessions.sandbox.context import OpenSandbox
 from mcp_sandbox.telemetry.calls import CallRecord, Count, recorded
+from mcp_sandbox.workspace.layout import WORKSPACE
 
 Arguments = Mapping[str, object]
 # A password or token in an address.
@@ -237,7 +239,7 @@ class PolicyCheck:
     ) -> Decision:
         if not language:
             return Decision("allow")
-        found = await assess_aside(code, language, given, self.rules)
+        found = await assess_aside(code, language, {"cwd": _folder(given)}, self.rules)
         decided = decide(found, self.profile, self.network, language)
         record.level, record.decision = found.level, decided.verdict
         record.rule = decided.match.rule if decided.match else None
@@ -381,7 +383,7 @@ def _as_tool(action: Action) -> tuple[str, Mapping[str, object]]:
     tool, given = action.what, action.arguments
     if tool == "process" and given.get("text"):
         # The text typed can be a command.
-        given = {"command": given["text"]}
+        given = {"command": given["text"], "shell": "of the process"}
     command = given.get("command")
     if isinstance(command, list | tuple):
         given = {**given, "command": shlex.join(map(str, command))}
@@ -400,6 +402,13 @@ def _code(tool: str, given: Mapping[str, object]) -> tuple[str, str]:
         stdin = stdin.decode("utf-8", "replace")
     # A program that reads code from stdin is judged as if it came from a here-document.
     return f"{command} <<'{_STDIN}'\n{stdin}\n{_STDIN}\n" if stdin else command, "shell"
+
+
+def _folder(given: Mapping[str, object]) -> str:
+    """Return the folder in which code begins to run; empty if only a named shell knows it."""
+    cwd = str(given.get("cwd") or "")
+    known = cwd[:1] == "~" or (given.get("shell") and not cwd)
+    return cwd if known else posixpath.join(WORKSPACE, cwd)
 
 
 def _effect(decided: Decision) -> str:

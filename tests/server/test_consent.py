@@ -280,6 +280,9 @@ async def test_what_destroys_the_chats_files_is_refused_and_opens_no_sandbox(
             ("exec", {"command": "cd /tmp && sudo rm -rf /workspace"}),
             ("exec", {"command": "bash", "stdin": "rm -rf /workspace\n"}),
             ("run_code", {"language": "bash", "code": "rm -rf ~"}),
+            ("run_code", {"language": "bash", "code": "rm -rf *"}),
+            ("exec", {"command": "rm -rf ./*"}),
+            ("exec", {"command": "rm -rf *", "cwd": "build/.."}),
         ):
             refused = await client.call_tool(tool, given)
             assert refused.is_error
@@ -289,6 +292,16 @@ async def test_what_destroys_the_chats_files_is_refused_and_opens_no_sandbox(
             assert found["patterns"][0]["rule"] == "rm-all"
         assert user.asked == []
     assert not (await computers.manager.session(ChatId("local", "refused"))).has_sandbox
+
+
+@pytest.mark.parametrize("given", [{"cwd": "empty"}, {"shell": "s"}, {"cwd": "~/.cache"}])
+async def test_what_may_be_another_folder_than_the_workspace_can_be_emptied(
+    computers: Computers, given: dict[str, str]
+) -> None:
+    async with computers.client("empties") as (client, _):
+        await run(client, "mkdir -p empty ~/.cache")
+        told = {"command": "rm -rf *", **given}
+        assert not (await client.call_tool("exec", told)).is_error
 
 
 async def test_a_yes_hides_nothing_behind_many_others(computers: Computers) -> None:
