@@ -405,7 +405,7 @@ def events(folder: Path, chat: str | None = None) -> Iterator[tuple[str, dict[st
     """
     with _reading_opened(folder) as files:
         for line in (line for _, lines in files for line in lines):
-            with suppress(ValueError):
+            with suppress(ValueError, TypeError, RecursionError):
                 record = dict(json.loads(line))
                 if chat in (None, record.get("chat"), f"{record.get('user')}/{record.get('chat')}"):
                     yield str(line, "utf-8").rstrip("\n"), record

@@ -1,6 +1,7 @@
 """The commands that show an audit and prove it."""
 
 import json
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,22 @@ def test_an_audit_is_proved_up_to_a_head_that_was_kept(data: Path) -> None:
     assert said.exit_code == 1
     assert "lines 4 to 6 are missing from the end" in said.output
     assert audit(data, "verify", "--head", "6").exit_code == 2
+
+
+def test_lines_that_are_no_events_stop_no_command(data: Path) -> None:
+    path = data / "sandbox" / "audit" / "audit.jsonl"
+    head = path.read_bytes().splitlines()[-1][-66:-2]
+    # Sealed as a line is, but no JSON.
+    body = b'{"n":7,"time":"x","kind":"removed","until","prev":"%b"}' % head
+    sealed = b'%b,"hash":"%b"}\n' % (body[:-1], sha256(body).hexdigest().encode())
+    with path.open("ab") as file:
+        file.write(b"[1]\n5\n%b\n" % (b"[" * 100_000))
+    assert audit(data, "show", "-n", "9").exit_code == 0
+    assert len(audit(data, "show", "--json").output.splitlines()) == 6
+    assert json.loads(audit(data, "verify", "--json").output)["head"].startswith("6:")
+    path.write_bytes(b"".join([*path.read_bytes().splitlines(keepends=True)[1:6], sealed]))
+    shown = audit(data, "verify")
+    assert (shown.exit_code, "what line 2 follows is missing" in shown.output) == (1, True)
 
 
 def test_where_nothing_was_recorded_the_commands_say_so(data: Path) -> None:
