@@ -277,14 +277,21 @@ async def test_what_is_repeated_is_one_line_and_a_count(folder: Path) -> None:
     assert [each["name"] for each in await lines(folder, "secret")] == ["TOKEN"]
 
 
-async def test_the_head_is_in_the_log_at_the_end(
-    folder: Path, caplog: pytest.LogCaptureFixture
+async def test_the_head_is_in_the_log_every_hour_and_at_the_end(
+    folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.INFO, "mcp_sandbox")
+    monkeypatch.setattr("mcp_sandbox.audit.log._HOUR_S", 0.01)
+
+    def heads() -> list[str]:
+        return [vars(each)["head"] for each in caplog.records if each.message == "audit"]
+
     async with open_audit(folder, settings()):
-        pass
-    (told,) = [each for each in caplog.records if each.message == "audit"]
-    assert vars(told)["head"] == str((await checked(folder)).head)
+        with anyio.fail_after(10):
+            while not heads():
+                await anyio.sleep(0.01)
+        first = str((await checked(folder)).head)
+    assert heads()[0] == first != heads()[-1] == str((await checked(folder)).head)
 
 
 def test_a_line_that_would_have_to_wait_is_not_waited_for(folder: Path) -> None:

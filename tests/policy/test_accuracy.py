@@ -11,6 +11,18 @@ BYPASSES = [
     ("critical", "bash", "find / -delete", "what find leaves out is not known"),
     ("critical", "bash", "echo / | xargs rm -rf", "what xargs adds is not known"),
     ("critical", "bash", "for d in /; do rm -rf $d; done", "loops are not followed"),
+    (
+        "critical",
+        "bash",
+        "f() { :; f | f & }; f",
+        "only the first command of a function is looked at",
+    ),
+    (
+        "critical",
+        "bash",
+        "cd / && sh -c 'rm -rf *'",
+        "where code inside of code begins is not known",
+    ),
     ("high", "bash", "git -c alias.x='!rm y' x", "programs run what their settings say"),
     ("high", "bash", "sed '1e rm x' f", "sed can run commands"),
     ("high", "bash", "awk '{ print > \"f\" }' g", "awk can write"),

@@ -10,7 +10,8 @@ COMMANDS = [line.replace("⏎", "\n") for line in (FOLDER / "everyday.txt").read
 
 
 def decided(network: Network) -> list[Decision]:
-    return [decide(assess(each, "bash"), "isolated", network, "bash") for each in COMMANDS]
+    graded = [assess(each, "bash", {"cwd": "/workspace"}) for each in COMMANDS]
+    return [decide(each, "isolated", network, "bash") for each in graded]
 
 
 @pytest.mark.parametrize(("network", "most"), [("none", 0), ("allowlist", 0), ("open", 3)])
