@@ -418,7 +418,9 @@ class _ShellReader:
         if found := _VARIABLE.match(self._text, self._at):
             self.script.read_variables.add(found[0])
             plain, self._at = self._text[self._at - 1] == "{", found.end()
-            name = found[0] if plain and self._text.startswith("}", self._at) else ""
+            # What stands for an empty value is not used where one is known.
+            known = plain and self._text.startswith(("}", ":-", ":?", "-", "?"), self._at)
+            name = found[0] if known else ""
         for char in self._upto("}"):
             self._piece(char, depth)
         return (self._values or {}).get(name, DYNAMIC)

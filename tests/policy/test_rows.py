@@ -134,6 +134,7 @@ def test_t20_what_destroys_is_denied_with_a_word_about_what_to_do_instead() -> N
 @pytest.mark.parametrize(
     "code",
     ["time -p rm -rf /", "sudo --user root rm -rf /", "flock f -c 'rm -rf /'", "rm -rf /?*",
+     'rm -rf "${HOME:?}"/*', "rm -rf ${HOME:-/}",
      "script -qc 'rm -rf /' log", "bash -c -- 'rm -rf /'", "shred -z /dev/sda"],
 )  # fmt: skip
 def test_t20_what_destroys_is_denied_behind_options_and_programs_that_run_it(code: str) -> None:
