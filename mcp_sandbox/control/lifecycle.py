@@ -14,16 +14,17 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Annotated, Any, Protocol, cast
+from typing import Annotated, Any, Protocol
 from weakref import WeakValueDictionary
 
 import anyio
 from anyio.abc import TaskGroup
 from anyio.streams.memory import MemoryObjectSendStream
-from fastapi import APIRouter, Depends, FastAPI, HTTPException, Query, Request
+from fastapi import APIRouter, Depends, FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from pydantic import Field
+from starlette.exceptions import HTTPException
 from starlette.types import Scope
 
 from mcp_sandbox import __version__
@@ -474,6 +475,7 @@ def make_app(control: Control) -> FastAPI:
         docs_url=None,
         redoc_url=None,
         default_response_class=Json,
+        redirect_slashes=False,
     )
     app.include_router(lifecycle)
     app.include_router(work)
@@ -496,12 +498,13 @@ def make_app(control: Control) -> FastAPI:
         told = f"{field}: {first['msg']}"
         return _problem({"title": "InvalidArgument", "status": 400, "detail": told, "field": field})
 
-    @app.exception_handler(404)
-    @app.exception_handler(405)
-    async def tell_http(_: Request, exc: Exception) -> Response:
-        found = cast("HTTPException", exc)
-        told = "there is no such address or method: /api/openapi.json lists them"
-        return _problem({"title": "NotFound", "status": found.status_code, "detail": told})
+    @app.exception_handler(HTTPException)
+    async def tell_http(_: Request, exc: HTTPException) -> Response:
+        told, title = exc.detail, "InvalidArgument"
+        if exc.status_code in (404, 405):
+            told = "there is no such address or method: /api/openapi.json lists them"
+            title = "NotFound"
+        return _problem({"title": title, "status": exc.status_code, "detail": told})
 
     return app
 

@@ -15,7 +15,7 @@ from typing import Annotated, Generic, TypeVar
 import anyio
 from fastapi import APIRouter, Depends, Query, Request, UploadFile
 from fastapi.responses import JSONResponse, Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic.alias_generators import to_camel
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
@@ -66,6 +66,13 @@ class Given(BaseModel):
     model_config = ConfigDict(
         alias_generator=to_camel, extra="forbid", frozen=True, allow_inf_nan=False
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_text(cls, given: object) -> object:
+        # JSON may hold halves of characters; UnicodeEncodeError is a ValueError.
+        json.dumps(given, ensure_ascii=False).encode()
+        return given
 
 
 class Answer(BaseModel, Generic[T]):

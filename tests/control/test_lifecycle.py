@@ -3,6 +3,7 @@
 import json
 from contextlib import AsyncExitStack, aclosing, closing, suppress
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -89,6 +90,33 @@ async def test_what_cannot_be_prepared_names_the_field_and_makes_nothing(tmp_pat
         large = await here.ask("POST", "sandbox/prepare", content=b" " * 400_000, headers=JSON)
         assert large.status_code == 413
         assert await here.data("GET", "sandbox") == []
+
+
+HALF = b'{"command": "\\ud800"}'
+MULTIPART = {"content-type": "multipart/form-data; boundary=x"}
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "given"),
+    [
+        ("POST", "sandbox/prepare", {"content": b"\xff{", "headers": JSON}),
+        ("POST", "sandbox/prepare", {"content": b"[" * 100_000, "headers": JSON}),
+        ("POST", "sandbox/{}/exec", {"content": HALF, "headers": JSON}),
+        ("POST", "sandbox/{}/upload", {"content": b"noise", "headers": MULTIPART}),
+        ("POST", "sandbox/{}/upload", {"content": b"noise", "headers": {"content-type": "x"}}),
+        ("PUT", "sandbox/{}/files?path=a&append=7", {"content": b"x"}),
+        ("PATCH", "sandbox/{}/files?path=a", {}),
+        ("GET", "sandbox/", {}),
+    ],
+)
+async def test_whatever_cannot_be_read_is_answered_by_a_problem(
+    served: Platform, method: str, path: str, given: dict[str, Any]
+) -> None:
+    session = (await served.prepare("noise"))["id"]
+    answer = await served.ask(method, path.format(session), **given)
+    assert answer.status_code in (400, 404, 405), answer.text
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert answer.json()["status"] == answer.status_code
 
 
 async def test_sessions_of_others_and_unknown_ones_are_not_there_alike(tmp_path: Path) -> None:
