@@ -14,7 +14,7 @@ from starlette.types import ASGIApp
 from mcp_sandbox.agents.assistants import read_assistant
 from mcp_sandbox.app.agents import read_spec
 from mcp_sandbox.config import Config
-from mcp_sandbox.control.lifecycle import Control, Prepare, make_app
+from mcp_sandbox.control.lifecycle import Control, OpenAgent, Prepare, make_app
 from mcp_sandbox.errors import ConfigError, InvalidArgument, NotPermitted, OperatorError
 from mcp_sandbox.models import ChatId
 from mcp_sandbox.sessions.chat_records import AssistantSpec
@@ -27,7 +27,7 @@ _Hook = Callable[..., object]
 
 @asynccontextmanager
 async def open_control(
-    config: Config, manager: Callable[[], Awaitable[SessionManager]]
+    config: Config, manager: Callable[[], Awaitable[SessionManager]], open_agent: OpenAgent
 ) -> AsyncGenerator[ASGIApp]:
     """Open the control API; the sandboxes that it has begun to make end with the block.
 
@@ -43,7 +43,7 @@ async def open_control(
     check = partial(_check_access, config, hook)
     closing = aclosing(bridge) if bridge else nullcontext()
     async with closing, anyio.create_task_group() as tasks:
-        yield make_app(Control(manager, tasks, check, bridge))
+        yield make_app(Control(manager, tasks, check, open_agent, bridge))
         tasks.cancel_scope.cancel()
 
 

@@ -52,6 +52,7 @@ class _ChatServer:
     ending: "Shutdown"
     building: anyio.Lock = field(default_factory=anyio.Lock)
     server: "SandboxServer | None" = None
+    conversations: set[str] = field(default_factory=set[str])
 
     async def built(self) -> "SandboxServer":
         """Import and build it beside the event loop, once: that takes about a second."""
@@ -100,6 +101,7 @@ class _ChatServer:
 
         given |= {"config": self.config, "manager": self.manager.open}
         async with open_agent(**given) as agent:
+            agent.in_use = self.conversations
             yield agent
 
     async def serve_http(self, listener: "TcpListener", tokens: "Tokens", anonymous: bool) -> None:
@@ -137,7 +139,7 @@ class _ChatServer:
             ) from exc
         from mcp_sandbox.app.control import open_control
 
-        async with open_control(self.config, self.manager.open) as control:
+        async with open_control(self.config, self.manager.open, self.agent) as control:
             yield control
 
 
@@ -244,7 +246,7 @@ async def serve(loaded: LoadedConfig, socket: Path, *, anonymous_http: bool = Fa
                 conversations={
                     "shell": people.shell,
                     "copy": partial(chats.copy, people),
-                    "agent": chats.AgentControl(server.agent).agent,
+                    "agent": partial(chats.run_agent, server.agent),
                 },
             )
             async with anyio.create_task_group() as doors:

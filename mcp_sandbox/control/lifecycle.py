@@ -11,10 +11,10 @@ for again. What only this API knows of a session is in the record under "control
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
-from dataclasses import dataclass
+from contextlib import AbstractAsyncContextManager, aclosing, suppress
+from dataclasses import asdict, dataclass
 from datetime import datetime
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any, Literal, Protocol
 from weakref import WeakValueDictionary
 
 import anyio
@@ -23,13 +23,25 @@ from anyio.streams.memory import MemoryObjectSendStream
 from fastapi import APIRouter, Depends, FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
-from pydantic import Field
+from pydantic import ConfigDict, Field
 from starlette.exceptions import HTTPException
 from starlette.types import Scope
 
 from mcp_sandbox import __version__
-from mcp_sandbox.control.work import Answer, Given, Json, Put, Streamed, problem, work
-from mcp_sandbox.errors import Busy, NotFound, SandboxError, Unsupported
+from mcp_sandbox.agents.executors.direct import Direct
+from mcp_sandbox.agents.run import Agent
+from mcp_sandbox.control.work import (
+    LINES,
+    Answer,
+    Given,
+    Json,
+    Put,
+    Streamed,
+    line,
+    problem,
+    work,
+)
+from mcp_sandbox.errors import Busy, InvalidArgument, NotFound, SandboxError, Unsupported
 from mcp_sandbox.models import ChatId, SessionStatus, Statistics
 from mcp_sandbox.server.identity import CALLER
 from mcp_sandbox.sessions.chat_records import (
@@ -104,6 +116,23 @@ class Restore(Given):
     key: str | None = None
 
 
+class Invoke(Given):
+    """What an assistant is asked, by default that of the session, and in whose sandbox.
+
+    "local": in the sandbox of the chat `sandbox_session_id` on this server; "none": without one.
+    """
+
+    model_config = ConfigDict(alias_generator=None)
+
+    messages: list[dict[str, Any]]
+    assistant: str = ""
+    sandbox_mode: Literal["cloud", "local", "none"] = "cloud"
+    sandbox_session_id: str = ""
+    sandbox_provider: str | None = None
+    provider_sandbox_id: str | None = None
+    sandbox_url: str | None = None
+
+
 @dataclass(frozen=True)
 class Saved:
     """The backup in which a session's files are, or from which they came."""
@@ -114,6 +143,7 @@ class Saved:
 
 # Says what the sandbox of an expert's chat is made from; raises NotPermitted, InvalidArgument.
 AccessCheck = Callable[[ChatId, Prepare], Awaitable[AssistantSpec | None]]
+OpenAgent = Callable[..., AbstractAsyncContextManager[Agent]]
 
 
 class Publisher(Protocol):
@@ -131,10 +161,12 @@ class Control:
         manager: Callable[[], Awaitable[SessionManager]],
         tasks: TaskGroup,
         check_access: AccessCheck,
+        open_agent: OpenAgent,
         publisher: Publisher | None = None,
     ) -> None:
         """`tasks` make the sandboxes, beside the answers."""
         self.manager = manager
+        self._open_agent = open_agent
         self._tasks = tasks
         self._check_access = check_access
         self._publisher = publisher
@@ -166,6 +198,27 @@ class Control:
         if found is None:
             raise NotFound(f"there is no session {session_id[:40]!r}: prepare its chat first")
         return found
+
+    async def run_agent(self, scope: Scope, given: Invoke, *, resume: bool) -> Streamed:
+        """Have an assistant work; each line of the answer is JSON, an event or the error."""
+        how = {"chat": given.sandbox_session_id or "local", "assistant": given.assistant}
+        if given.sandbox_mode == "none":
+            how["command"] = Direct.name
+        elif given.sandbox_mode == "cloud":
+            row = await self.find_live(scope, given.sandbox_session_id)
+            if given.sandbox_provider not in (None, row.backend):
+                raise InvalidArgument(f"session {row.id} has the provider {row.backend}")
+            how = {"chat": row.chat.chat, "assistant": given.assistant or row.assistant}
+
+        async def make(put: Put) -> None:
+            async with (
+                self._open_agent(user=scope[CALLER].user, **how) as agent,
+                aclosing(agent.stream(given.messages, resume=resume)) as events,
+            ):
+                async for event in events:
+                    await put(line(event={"type": type(event).__name__, **asdict(event)}))
+
+        return Streamed(make, LINES, alive=b"\n", last=lambda exc: line(error=problem(exc)))
 
     async def prepare(self, user: str, given: Prepare) -> SandboxSession:
         """Get or create the session of a chat; its sandbox is made beside."""
@@ -379,6 +432,22 @@ async def prepare(control: Steered, user: User, given: Prepare) -> Session_:
     The sandbox is made beside: `providerSandboxId` is null until it is there.
     """
     return Answer(data={"sandboxSession": await control.prepare(user, given)})
+
+
+@lifecycle.post("/agent/invoke", response_class=Streamed, status_code=200)
+async def invoke(control: Steered, request: Request, given: Invoke) -> Streamed:
+    """Have an assistant work in a session.
+
+    Each line of the answer is `{"event": …}`, of which the last is a Completion, or `{"error": …}`.
+    If the client hangs up, the run ends.
+    """
+    return await control.run_agent(request.scope, given, resume=False)
+
+
+@lifecycle.post("/agent/resume", response_class=Streamed, status_code=200)
+async def go_on(control: Steered, request: Request, given: Invoke) -> Streamed:
+    """Have an assistant go on with its last conversation in a session; as `invoke`."""
+    return await control.run_agent(request.scope, given, resume=True)
 
 
 @lifecycle.get("/sandbox/by-chat/{chat}")

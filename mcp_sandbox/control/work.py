@@ -38,7 +38,7 @@ _ALIVE_S = 15.0
 _STALLED_S = 60.0
 # What readers of lines take for an end of one, and JSON lets stand.
 _BREAKS = {ord(each): f"\\u{ord(each):04x}" for each in "\x85\u2028\u2029"}
-_LINES, _BYTES = "application/x-ndjson", "application/octet-stream"
+LINES, _BYTES = "application/x-ndjson", "application/octet-stream"
 
 # The first that fits counts; 410 is what no proxy asks for again.
 _STATUS: Mapping[int, tuple[type[SandboxError], ...]] = {
@@ -200,7 +200,8 @@ Here = Annotated[Session, Depends(_session)]
 work = APIRouter(prefix="/api/sandbox/{id}", tags=["work"], default_response_class=Json)
 
 
-def _line(**told: object) -> bytes:
+def line(**told: object) -> bytes:
+    """Return one line of an answer in lines of JSON."""
     return bytes(Json(told).body) + b"\n"
 
 
@@ -219,13 +220,13 @@ async def run_command(here: Here, given: Command) -> Streamed:
         }
 
         async def show(stream: str, data: bytes) -> None:
-            await put(_line(output={"stream": stream, "text": decoders[stream].decode(data)}))
+            await put(line(output={"stream": stream, "text": decoders[stream].decode(data)}))
 
         result = await here.exec(**given.model_dump(), on_output=show)
         told = Answer[ExecResult](data=result).model_dump(mode="json")
-        await put(_line(**told, notices=await here.take_notices()))
+        await put(line(**told, notices=await here.take_notices()))
 
-    return Streamed(make, _LINES, alive=b"\n", last=lambda exc: _line(error=problem(exc)))
+    return Streamed(make, LINES, alive=b"\n", last=lambda exc: line(error=problem(exc)))
 
 
 @work.delete("/processes/{process}")

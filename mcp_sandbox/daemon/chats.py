@@ -275,34 +275,30 @@ async def copy(chats: ChatControl, arguments: JsonObject, connection: TimedStrea
             await session.exec(["bash", "-c", _IN, "clean", *given])
 
 
-class AgentControl:
-    """The conversation `agent`; `opening` opens one as `open_agent` does."""
+async def run_agent(
+    opening: Callable[..., AbstractAsyncContextManager[Agent]],
+    arguments: JsonObject,
+    connection: TimedStream,
+) -> None:
+    """Have an agent do what a prompt of `size` bytes says, or `check` what it has.
 
-    def __init__(self, opening: Callable[..., AbstractAsyncContextManager[Agent]]) -> None:
-        self._opening = opening
-        self._in_use = set[str]()
-
-    async def agent(self, arguments: JsonObject, connection: TimedStream) -> None:
-        """Have an agent do what a prompt of `size` bytes says, or `check` what it has.
-
-        It ends when the client hangs up. Raises TooLarge.
-        """
-        if (size := int(arguments["size"])) > MOST_BYTES:
-            raise TooLarge(f"the prompt has {size:,} bytes; at most {MOST_BYTES:,} can be sent")
-        prompt = (await connection.receive_exactly(size)).decode(errors="replace")
-        given = {name: arguments[name] for name in _GIVEN if arguments.get(name)}
-        async with while_connected(connection):
-            try:
-                async with self._opening(**given) as agent:
-                    result: JsonObject = {}
-                    if arguments.get("check"):
-                        result = await agent.check()
-                    else:
-                        agent.in_use = self._in_use
-                        await _run(agent, prompt, bool(arguments.get("resume")), connection)
-                await connection.tell({"result": result})
-            except SandboxError as exc:
-                await connection.tell({"error": str(exc)})
+    `opening` opens one as `open_agent` does. It ends when the client hangs up. Raises TooLarge.
+    """
+    if (size := int(arguments["size"])) > MOST_BYTES:
+        raise TooLarge(f"the prompt has {size:,} bytes; at most {MOST_BYTES:,} can be sent")
+    prompt = (await connection.receive_exactly(size)).decode(errors="replace")
+    given = {name: arguments[name] for name in _GIVEN if arguments.get(name)}
+    async with while_connected(connection):
+        try:
+            async with opening(**given) as agent:
+                result: JsonObject = {}
+                if arguments.get("check"):
+                    result = await agent.check()
+                else:
+                    await _run(agent, prompt, bool(arguments.get("resume")), connection)
+            await connection.tell({"result": result})
+        except SandboxError as exc:
+            await connection.tell({"error": str(exc)})
 
 
 async def _run(agent: Agent, prompt: str, resume: bool, connection: TimedStream) -> None:
