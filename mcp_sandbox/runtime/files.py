@@ -186,11 +186,12 @@ class Files:
         """Bring a stream of `pack` into its roots once `data` has ended: all of it, or nothing.
 
         What it has of roots that are not named is passed over. Folders and links that are there
-        stay unless the stream has their names. If `data` raises, nothing has changed.
+        stay unless the stream has their names. If `data` raises, nothing has changed. `max_bytes`
+        is for what files hold; zeros become holes.
 
         Raises:
             AlreadyExists: there are files in a root.
-            TooLarge: the stream has more bytes or entries.
+            TooLarge: its files have more bytes, or it has more entries.
             InvalidArgument: it is no such stream, or is damaged.
         """
         args = {"roots": list(roots), "max_bytes": max_bytes, "max_entries": max_entries}

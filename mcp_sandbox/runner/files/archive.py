@@ -153,8 +153,8 @@ def unpack(call: OperationCall) -> dict[str, Any]:
 
     finish_unpacking()
     _discard()
-    body = _Body(call.body(), call.number("max_bytes", BIGGEST))
-    unpacking = _Unpacking(body, {_known(root) for root in call.texts("roots")})
+    body, room = _Body(call.body()), call.number("max_bytes", BIGGEST)
+    unpacking = _Unpacking(body, {_known(root) for root in call.texts("roots")}, room)
     try:
         with closing(unpacking):
             unpacking.run(call.number("max_entries", BIGGEST))
@@ -178,18 +178,16 @@ def _unusable(why: str) -> OpError:
 
 
 class _Body:
-    """An archive that comes in; OpError where it has more than `limit` bytes."""
+    """An archive that comes in."""
 
-    def __init__(self, pieces: Iterator[bytes], limit: int) -> None:
-        self._pieces, self._limit = pieces, limit
+    def __init__(self, pieces: Iterator[bytes]) -> None:
+        self._pieces = pieces
         self._rest = memoryview(b"")
         self.size = 0
 
     def exactly(self, size: int) -> Iterator[memoryview]:
         """Yield the next `size` bytes."""
         self.size += size
-        if self.size > self._limit:
-            raise OpError("too_large", f"the archive has more than {self._limit} bytes")
         while size:
             if self.ended():
                 raise _unusable("it ends too early")
@@ -245,10 +243,13 @@ def _records(data: bytes) -> dict[bytes, bytes]:
 
 
 class _Unpacking:
-    """Writes entries into the folders that are open: never through a link, or a second time."""
+    """Writes entries into the folders that are open: never through a link, or a second time.
 
-    def __init__(self, body: _Body, roots: set[str]) -> None:
-        self._body, self._roots = body, roots
+    The files may take `room` bytes of the disk.
+    """
+
+    def __init__(self, body: _Body, roots: set[str], room: int) -> None:
+        self._body, self._roots, self._room = body, roots, room
         self._filled: list[str] = []
         # The entries of the open folders.
         self._open: list[TarInfo] = []
@@ -307,10 +308,20 @@ class _Unpacking:
             else:
                 with closing_fd(os.open(name, _NEW, 0o600, dir_fd=fd)) as file:
                     for piece in content:
-                        put(file, piece)
+                        self._put(file, piece)
+                    os.ftruncate(file, info.size)
                     _settle(file, info)
         except FileExistsError as exc:
             raise _unusable(f"{show(info.name)} is there twice") from exc
+
+    def _put(self, file: int, piece: memoryview) -> None:
+        if not bytes(piece).strip(b"\0"):
+            # A file with holes takes no more room than it did.
+            os.lseek(file, len(piece), os.SEEK_CUR)
+            return
+        self._room -= put(file, piece)
+        if self._room < 0:
+            raise OpError("too_large", "the files of the archive need more room than is allowed")
 
     def close(self) -> None:
         if self._descent:
