@@ -170,7 +170,7 @@ class Control:
         self._tasks = tasks
         self._check_access = check_access
         self._publisher = publisher
-        self._chats: dict[str, ChatId] = {}
+        self._chats: dict[tuple[str, str], ChatId] = {}
         self._turns: WeakValueDictionary[ChatId, anyio.Lock] = WeakValueDictionary()
         self._making: dict[ChatId, anyio.Event] = {}
         self._failed: dict[ChatId, str] = {}
@@ -190,11 +190,13 @@ class Control:
 
     async def find(self, scope: Scope, session_id: str) -> SessionStatus:
         """Return the session of that id among the caller's. Raises NotFound."""
-        user, manager = scope[CALLER].user, await self.manager()
-        if session_id not in self._chats:
-            self._chats |= {row.id: row.chat for row in await manager.list(user)}
-        chat = self._chats.get(session_id)
-        found = await manager.status(chat) if chat and chat.user == user else None
+        # A user may choose names of chats until one has the short id of another user's.
+        wanted, manager = (scope[CALLER].user, session_id), await self.manager()
+        if wanted not in self._chats:
+            rows = await manager.list(wanted[0])
+            self._chats |= {(row.chat.user, row.id): row.chat for row in rows}
+        chat = self._chats.get(wanted)
+        found = await manager.status(chat) if chat else None
         if found is None:
             raise NotFound(f"there is no session {session_id[:40]!r}: prepare its chat first")
         return found
@@ -229,7 +231,7 @@ class Control:
         async with self._turns.setdefault(chat, anyio.Lock()):
             if chat not in self._making:
                 await self._begin(manager, chat, spec, given.project_id)
-        self._chats[name_session(chat)] = chat
+        self._chats[chat.user, name_session(chat)] = chat
         status = await manager.status(chat)
         assert status  # noqa: S101 - it was just written
         return await self.describe(status)

@@ -56,7 +56,6 @@ _PAUSES_S = (1.0, 20.0)
 # How long an opening waits for the list of backups.
 _ANSWER_S = 5.0
 _DESTROY_S = 20.0
-_PIECE = 4 * 1024 * 1024
 
 Kept = Mapping[str, Any]
 
@@ -172,6 +171,8 @@ class Saving:
                     is_store = isinstance(exc, StorageUnavailable)
                     pause_s = _pause_s(one.failures) if is_store else self._settings.every
                     one.not_before_s = self._now_s() + pause_s
+                    if isinstance(exc, TooLarge) and one.failures == 1:
+                        self._context.notices.add(chat, f"Your files are not backed up: {exc}.")
                     logger.warning("chat %s is not saved yet; trying again: %s", chat, exc)
             yield
 
@@ -251,7 +252,8 @@ class Saving:
         None if its sandbox `runs` here already, on files that are older than the newest backup.
 
         Raises:
-            BackendUnavailable: its files are in the store alone, which does not answer.
+            BackendUnavailable: its files are in the store alone, which does not answer, or are
+                larger than they may be now.
         """
         kept, here = dict(read_backup(record)), await self._context.workspaces.exist(chat)
         if (one := self._chats.get(chat)) is None:
@@ -279,8 +281,6 @@ class Saving:
             self._context.notices.add(
                 chat, f"Whether there are newer files in a backup could not be asked; {mine}."
             )
-        finally:
-            one.wanted = ()
         news = {**kept, "epoch": one.epoch, "clean": False}
         return {**(record.further if record else {}), BACKUP: news}
 
@@ -318,8 +318,11 @@ class Saving:
             one, hold = self._chats[chat], self.hold_of(chat)
             await hold.end()
             one.wanted, one.saved_at = found, None
-            async with hold.open_for_save():
-                done = [each for each in found if each.saved_at == one.saved_at]
+            try:
+                async with hold.open_for_save():
+                    done = [each for each in found if each.saved_at == one.saved_at]
+            finally:
+                one.wanted = ()
             if not done:
                 raise BackupDamaged(f"no backup of chat {chat} can be restored: see the log")
             # So that it becomes the newest for other servers too.
@@ -331,11 +334,13 @@ class Saving:
     ) -> Backup | None:
         """Put the first backup that can be restored in place of the chat's files."""
         tell = partial(self._context.notices.add, chat)
+        is_too_large = False
         for backup in found:
             try:
                 with self._asking():
                     await self._unpack(chat, record, backup)
             except (BackupDamaged, CallerError, SandboxGone) as exc:
+                is_too_large |= isinstance(exc, TooLarge)
                 logger.warning("chat %s: backup %s is passed over: %s", chat, backup.key, exc)
                 tell(f"The backup of {_moment(backup)} could not be restored: {exc}")
                 continue
@@ -347,6 +352,13 @@ class Saving:
             )
             logger.info("chat %s: restored %s", chat, backup.key)
             return backup
+        if is_too_large and not await self._context.workspaces.exist(chat):
+            # Else it would begin with nothing, and its backups would make way for that.
+            raise BackendUnavailable(
+                f"the files of chat {chat} are in a backup only, and larger than "
+                "workspace.size_limit, max_files or user_quota allow: allow more, or remove other "
+                "chats of the user"
+            )
         tell("No backup could be restored: what is in /workspace is all that is left.")
         return None
 
@@ -375,19 +387,9 @@ class Saving:
 
     async def share(self, chat: ChatId, path: str, files: Files, expires_s: float) -> str:
         """Copy a file of the chat to the store; return an address that downloads it."""
-
-        async def pieces() -> AsyncGenerator[bytes]:
-            offset = 0
-            while data := await files.read(path, offset, _PIECE):
-                yield data
-                offset += len(data)
-                if offset > self._settings.max_size:
-                    raise TooLarge(f"{path} is larger than storage.max_size: share a part of it")
-
-        async with aclosing(pieces()) as data:
-            with self._asking():
-                name = PurePosixPath(path).name
-                return await self._backups.share(chat, name, data, expires_s=expires_s)
+        with self._asking():
+            name, read = PurePosixPath(path).name, partial(files.read_to, path)
+            return await self._backups.share(chat, name, read, expires_s)
 
     async def remove(self, chat: ChatId) -> None:
         """Remove the chat's backups, after a save that is under way."""

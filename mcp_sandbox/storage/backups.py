@@ -12,20 +12,11 @@ import hashlib
 import logging
 import secrets
 import sys
-import tempfile
-from collections.abc import (
-    AsyncGenerator,
-    AsyncIterable,
-    Awaitable,
-    Callable,
-    Iterable,
-    Mapping,
-    Sequence,
-)
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import aclosing, suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import IO, Literal
+from typing import Literal, TypeVar
 from urllib.parse import quote
 
 import anyio
@@ -35,7 +26,7 @@ from pydantic import BaseModel, ConfigDict
 from mcp_sandbox import __version__
 from mcp_sandbox.config.sections import StorageConfig
 from mcp_sandbox.config.units import show_size
-from mcp_sandbox.errors import BackupDamaged, SandboxError, StorageUnavailable, TooLarge
+from mcp_sandbox.errors import BackupDamaged, Busy, SandboxError, StorageUnavailable, TooLarge
 from mcp_sandbox.models import ChatId, Packed
 from mcp_sandbox.storage.objects import ObjectStore
 
@@ -47,6 +38,7 @@ else:
 logger = logging.getLogger(__name__)
 
 Take = Callable[[bytes], Awaitable[None]]
+T = TypeVar("T")
 
 _ARCHIVE, _MANIFEST = ".tar.zst", ".json"
 _TIME = "%Y%m%dT%H%M%S.%f"
@@ -110,8 +102,9 @@ class Backups:
         """
         saved_at = datetime.now(UTC)
         key = f"{epoch:013d}-{saved_at.strftime(_TIME)}-{secrets.token_hex(4)}"
-        upload = _Upload(self._settings.max_size)
-        packed = await upload.run(pack, self._objects, f"{_folder(chat)}/{key}{_ARCHIVE}")
+        upload = _Upload(self._settings.max_size, zstd.ZstdCompressor(level=_LEVEL))
+        store = partial(self._objects.put, f"{_folder(chat)}/{key}{_ARCHIVE}")
+        packed = await upload.run(pack, store)
         backup = Backup(
             chat=chat,
             key=key,
@@ -203,19 +196,23 @@ class Backups:
         return {name: at for name, at in found.items() if name.rpartition("/")[0] == _folder(chat)}
 
     async def share(
-        self, chat: ChatId, name: str, data: AsyncIterable[bytes], *, expires_s: float
+        self, chat: ChatId, name: str, read: Callable[[Take], Awaitable[object]], expires_s: float
     ) -> str:
-        """Store a file; return a URL by which anybody who has it downloads it, for so long."""
-        shown = "".join(each if each.isprintable() else "_" for each in name)
-        shown = shown if shown.strip(".") else "file"
-        with tempfile.TemporaryFile() as spool:
-            digest = hashlib.sha256()
-            async for piece in data:
-                digest.update(piece)
-                await to_thread.run_sync(spool.write, piece)
-            key = f"shared/{_folder(chat)}/{digest.hexdigest()}/{shown}"
-            spool.seek(0)
-            await self._objects.put(key, _read(spool), shown_as=quote(shown, safe=""))
+        """Store what `read` hands over; return a URL by which anybody downloads it, for so long.
+
+        Raises Busy: the file changed meanwhile; TooLarge; else what `read` raises.
+        """
+        name = "".join(each if each.isprintable() else "_" for each in name)
+        name = name if name.strip(".") else "file"
+        # It is read twice, as its digest is in its name: a file may be larger than our disk.
+        measured = _Upload(self._settings.max_size)
+        await measured.run(read, _drop)
+        digest = measured.digest.hexdigest()
+        key = f"shared/{_folder(chat)}/{digest}/{name}"
+        upload = _Upload(self._settings.max_size)
+        await upload.run(read, partial(self._objects.put, key, shown_as=quote(name, safe="")))
+        if upload.digest.hexdigest() != digest:
+            raise Busy(f"{name} changed while it was read: share it again when it is written")
         return await self._objects.sign(key, expires_s)
 
     async def check(self) -> None:
@@ -233,36 +230,47 @@ class Backups:
             await self._objects.delete([name])
 
 
-class _Upload:
-    """Compresses what is packed and stores it meanwhile; `size` and `digest` are of the stored."""
+class _Plain:
+    """Compresses nothing."""
 
-    def __init__(self, max_size: int) -> None:
+    def compress(self, data: bytes) -> bytes:
+        return data
+
+    def flush(self) -> bytes:
+        return b""
+
+
+class _Upload:
+    """Stores what is handed over, compressed; `size` and `digest` are of what is stored."""
+
+    def __init__(self, max_size: int, packer: zstd.ZstdCompressor | None = None) -> None:
         self.size = 0
         self.digest = hashlib.sha256()
         self._unpacked, self._max_size = 0, max_size
-        self._packer = zstd.ZstdCompressor(level=_LEVEL)
+        self._packer = packer or _Plain()
         self._send, self._receive = anyio.create_memory_object_stream[bytes](1)
         self._is_whole = False
         self._failed: StorageUnavailable | None = None
 
     async def run(
-        self, pack: Callable[[Take], Awaitable[Packed]], objects: ObjectStore, name: str
-    ) -> Packed:
+        self,
+        pack: Callable[[Take], Awaitable[T]],
+        put: Callable[[AsyncGenerator[bytes]], Awaitable[None]],
+    ) -> T:
         # The library gives an upload up in order if its source fails, and not if it is cancelled.
         upload, stored = anyio.CancelScope(shield=True), anyio.Event()
 
         async def store() -> None:
             try:
                 with upload:
-                    await objects.put(name, self._pieces())
+                    await put(self._pieces())
             except StorageUnavailable as exc:
                 self._failed = exc
             finally:
                 self._receive.close()
                 stored.set()
 
-        problem: Exception | None = None
-        packed: Packed | None = None
+        problem: Exception = RuntimeError()
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(store)
             try:
@@ -271,23 +279,23 @@ class _Upload:
                     await self._put(self._pack(self._packer.flush))
                     self._is_whole = True
                 await stored.wait()
+                if not self._failed:
+                    return packed
             except (SandboxError, anyio.BrokenResourceError) as exc:
                 # Raised below, once the upload has ended.
                 problem = exc
             finally:
                 upload.deadline = anyio.current_time() + _GIVE_UP_S
-        if self._failed and (problem is None or isinstance(problem, anyio.BrokenResourceError)):
+        if self._failed and not isinstance(problem, SandboxError):
             raise self._failed
-        if problem or packed is None:
-            raise problem or RuntimeError
-        return packed
+        raise problem
 
     async def _take(self, data: bytes) -> None:
         self._unpacked += len(data)
         if self._unpacked > self._max_size:
             raise TooLarge(
-                f"the files of the chat are over storage.max_size ({show_size(self._max_size)}), "
-                "so they are not saved: remove some, or have the operator allow more"
+                f"this is more than storage.max_size ({show_size(self._max_size)}), so it is not "
+                "stored: make it smaller, or have the operator allow more"
             )
         pack = partial(self._pack, self._packer.compress, data)
         await self._put(pack() if len(data) < _SMALL else await to_thread.run_sync(pack))
@@ -318,6 +326,7 @@ def _keys(names: Iterable[str], end: str) -> list[str]:
     return [name.rpartition("/")[2].removesuffix(end) for name in names if name.endswith(end)]
 
 
-async def _read(file: IO[bytes]) -> AsyncGenerator[bytes]:
-    while piece := await to_thread.run_sync(file.read, _PIECE):
-        yield piece
+async def _drop(data: AsyncGenerator[bytes]) -> None:
+    with suppress(OSError):
+        async for _ in data:
+            pass

@@ -5,7 +5,9 @@ import os
 import signal
 import sys
 import urllib.request
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +16,10 @@ import pytest
 from anyio import to_thread
 
 from mcp_sandbox.app.chats import open_backend, open_manager
-from mcp_sandbox.config import Config, ProjectConfig
+from mcp_sandbox.config import Config, ProjectConfig, WorkspaceConfig
 from mcp_sandbox.errors import (
     BackendUnavailable,
+    CapacityReached,
     InvalidArgument,
     NotFound,
     StorageUnavailable,
@@ -24,6 +27,7 @@ from mcp_sandbox.errors import (
 )
 from mcp_sandbox.models import ChatId, SandboxInfo, SessionStatus
 from mcp_sandbox.sessions.manager import SessionManager
+from mcp_sandbox.sessions.session import Session
 from mcp_sandbox.workspace.projects import ClientFolders
 from tests.conftest import configured
 from tests.daemon.running import ended
@@ -204,6 +208,72 @@ async def test_damaged_backups_are_passed_over(tmp_path: Path, store: Store) -> 
         assert await read(two) == "1"
         told = await (await two.session(CHAT)).take_notices()
         assert sum("could not be restored" in text for text in told) == 2
+
+
+async def test_holes_of_a_file_count_for_nothing(tmp_path: Path, store: Store) -> None:
+    def small(name: str) -> Config:
+        space = WorkspaceConfig(size_limit=32 << 20)
+        return store.config(tmp_path / name).model_copy(update={"workspace": space})
+
+    async with open_manager(small("one")) as one:
+        await (await one.session(CHAT)).exec("truncate -s 200M large; echo end >> large")
+    async with open_manager(small("two")) as two:
+        seen = await (await two.session(CHAT)).exec("stat -c %s large; tail -c 4 large")
+        assert seen.stdout == f"{(200 << 20) + 4}\nend\n"
+
+
+async def test_files_that_have_no_room_are_not_replaced_by_none(
+    tmp_path: Path, store: Store
+) -> None:
+    async with open_manager(store.config(tmp_path / "one")) as one:
+        await (await one.session(CHAT)).exec("head -c 3000000 /dev/urandom > large")
+    space = WorkspaceConfig(size_limit=2 << 20)
+    settings = store.config(tmp_path / "two").model_copy(update={"workspace": space})
+    async with open_manager(settings) as two:
+        with pytest.raises(BackendUnavailable, match=r"larger than workspace\.size_limit"):
+            await read(two)
+    async with open_manager(store.config(tmp_path / "two")) as two:
+        assert (await (await two.session(CHAT)).exec("stat -c %s large")).stdout == "3000000\n"
+
+
+async def test_a_chat_that_is_too_large_to_save_is_told(tmp_path: Path, store: Store) -> None:
+    async with open_manager(store.config(tmp_path / "one", max_size=1 << 20)) as one:
+        session = await one.session(CHAT)
+        await session.exec("truncate -s 2M large")
+        await one.stop(CHAT)
+        await one.stop(CHAT)
+        told = [text for text in await session.take_notices() if "not backed up" in text]
+        assert len(told) == 1
+        assert "storage.max_size" in told[0]
+
+
+async def test_a_restore_that_fails_is_not_done_later(tmp_path: Path, store: Store) -> None:
+    settings = store.config(tmp_path / "one")
+    few = settings.sessions.model_copy(update={"max_open": 1, "queue_wait": 0})
+    async with open_manager(settings.model_copy(update={"sessions": few})) as one:
+        await write(one, "1")
+        await one.backups.save(CHAT)
+        await write(one, "2")
+        await one.stop(CHAT)
+        async with busy(await one.session(ChatId("tester", "other"))):
+            with pytest.raises(CapacityReached):
+                await one.backups.restore(CHAT)
+        assert await read(one) == "2"
+
+
+@asynccontextmanager
+async def busy(session: Session) -> AsyncGenerator[None]:
+    """A call that has begun and goes on during the block."""
+    begun = anyio.Event()
+
+    async def show(_: str, __: bytes) -> None:
+        begun.set()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(partial(session.exec, "echo begun; sleep 100", on_output=show))
+        await begun.wait()
+        yield
+        tasks.cancel_scope.cancel()
 
 
 async def test_if_all_are_damaged_the_files_stay(tmp_path: Path, store: Store) -> None:

@@ -7,7 +7,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import AsyncGenerator, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from mcp_sandbox.config import Config
 from mcp_sandbox.doctor.machine import Check, examine_place, examine_storage
 from mcp_sandbox.errors import (
     BackupDamaged,
+    Busy,
     ConfigError,
     SandboxGone,
     StorageUnavailable,
@@ -296,7 +297,7 @@ async def test_a_shared_file_goes_when_no_link_to_it_is_good_any_more(
 ) -> None:
     backups = Backups(s3.settings())
     old, new = [
-        await backups.share(chat, name, pieces(b"shared"), expires_s=60) for name in ("old", "new")
+        await share(backups, chat, name, b"shared", expires_s=60) for name in ("old", "new")
     ]
     for path in (s3.folder / BUCKET / "mcp-sandbox/shared" / str(chat)).glob("*/old"):
         os.utime(path, (0, 0))
@@ -309,14 +310,14 @@ async def test_what_is_removed_takes_shared_files_along(
     backups: Backups, s3: S3Server, chat: ChatId
 ) -> None:
     await save(backups, chat)
-    url = await backups.share(chat, "a.txt", pieces(b"shared"), expires_s=60)
+    url = await share(backups, chat, "a.txt", b"shared", expires_s=60)
     await backups.remove(chat)
     assert not stored(s3, chat)
     assert (await status(url))[0] == 404
 
 
 async def test_a_user_called_shared_has_nothing_of_others(backups: Backups, s3: S3Server) -> None:
-    url = await backups.share(ChatId("bob", "1"), "a.json", pieces(b"shared"), expires_s=60)
+    url = await share(backups, ChatId("bob", "1"), "a.json", b"shared", expires_s=60)
     mine = ChatId("shared", "bob")
     saved = await save(backups, mine)
     assert list(await backups.list(mine)) == [saved]
@@ -329,7 +330,7 @@ async def test_a_user_called_shared_has_nothing_of_others(backups: Backups, s3: 
 async def test_a_shared_file_is_downloaded_by_its_link_alone(
     backups: Backups, chat: ChatId, name: str
 ) -> None:
-    url = await backups.share(chat, name, pieces(b"hello ", b"world"), expires_s=60)
+    url = await share(backups, chat, name, b"hello ", b"world", expires_s=60)
     code, body, kind = await status(url)
     assert (code, body) == (200, b"hello world")
     assert kind.startswith("attachment; filename")
@@ -337,8 +338,22 @@ async def test_a_shared_file_is_downloaded_by_its_link_alone(
     assert (await status(url.partition("?")[0]))[0] in (400, 403)
 
 
+async def test_what_changes_while_it_is_shared_is_not_shared(s3: S3Server, chat: ChatId) -> None:
+    texts = iter([b"first", b"second"])
+
+    async def read(take: Take) -> None:
+        await take(next(texts))
+
+    with pytest.raises(Busy, match=r"a\.txt changed"):
+        await Backups(s3.settings()).share(chat, "a.txt", read, 60)
+    with pytest.raises(TooLarge, match="max_size"):
+        await Backups(s3.settings(max_size=MIB)).share(chat, "a.txt", Pack(NOISE, b"1"), 60)
+    with pytest.raises(SandboxGone):
+        await Backups(s3.settings()).share(chat, "b", Pack(b"1", then=SandboxGone("died")), 60)
+
+
 async def test_a_link_ends_in_time(backups: Backups, chat: ChatId) -> None:
-    url = await backups.share(chat, "a.txt", pieces(b"text"), expires_s=1)
+    url = await share(backups, chat, "a.txt", b"text", expires_s=1)
     while (await status(url))[0] == 200:
         await anyio.sleep(0.1)
     assert (await status(url))[0] in (400, 403)
@@ -484,9 +499,8 @@ async def test_a_server_that_hangs_in_an_upload_is_given_up(
     assert not await backups.list(chat)
 
 
-async def pieces(*data: bytes) -> AsyncGenerator[bytes]:
-    for piece in data:
-        yield piece
+async def share(backups: Backups, chat: ChatId, name: str, *data: bytes, expires_s: float) -> str:
+    return await backups.share(chat, name, Pack(*data), expires_s)
 
 
 async def status(url: str) -> tuple[int, bytes, str]:
