@@ -42,6 +42,12 @@ class S3Server:
         }
         return StorageConfig.model_validate({**usual, **given})
 
+    def variables(self) -> dict[str, str]:
+        """The settings as a program gets them."""
+        names = ("endpoint", "bucket", "access_key", "secret_key")
+        given = self.settings().model_dump()
+        return {f"MCP_SANDBOX_STORAGE__{name.upper()}": given[name] for name in names}
+
     def start(self) -> None:
         if self._process:
             self._process.wait(10)

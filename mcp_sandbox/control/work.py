@@ -71,7 +71,7 @@ class Given(BaseModel):
     @classmethod
     def _check_text(cls, given: object) -> object:
         # JSON may hold halves of characters; UnicodeEncodeError is a ValueError.
-        json.dumps(given, ensure_ascii=False).encode()
+        json.dumps(given, ensure_ascii=False, default=repr).encode()
         return given
 
 

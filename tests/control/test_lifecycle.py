@@ -1,7 +1,9 @@
 """Sessions that a platform steers, through a real daemon over HTTP."""
 
 import json
+import re
 from contextlib import AsyncExitStack, aclosing, closing, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +15,13 @@ from anyio.abc import SocketStream
 from mcp_sandbox.models import ChatId, TokenScope
 from mcp_sandbox.sessions.chat_records import ChatRecords
 from mcp_sandbox.storage.redis import Bridge
+from mcp_sandbox.web.tokens import TokenFile
 from tests.control.daemon import Platform, platform, serving
+from tests.control.test_remote import opened
 from tests.rclone import S3Server
 from tests.redis_server import RedisServer
+from tests.streams import everything
+from tests.web.clients import http_client
 
 pytestmark = [pytest.mark.anyio, pytest.mark.bubblewrap]
 
@@ -63,6 +69,7 @@ async def test_a_hundred_prepares_at_once_make_one_sandbox(tmp_path: Path) -> No
         assert [row["chatSessionId"] for row in rows] == ["c1"]
 
 
+AFTER = "MCP_SANDBOX_STORAGE__AFTER"
 JSON = {"content-type": "application/json"}
 BAD: dict[str, list[object]] = {
     "chatSessionId": [
@@ -101,6 +108,7 @@ MULTIPART = {"content-type": "multipart/form-data; boundary=x"}
     [
         ("POST", "sandbox/prepare", {"content": b"\xff{", "headers": JSON}),
         ("POST", "sandbox/prepare", {"content": b"[" * 100_000, "headers": JSON}),
+        ("POST", "sandbox/prepare", {"content": b"{}"}),
         ("POST", "sandbox/{}/exec", {"content": HALF, "headers": JSON}),
         ("POST", "sandbox/{}/upload", {"content": b"noise", "headers": MULTIPART}),
         ("POST", "sandbox/{}/upload", {"content": b"noise", "headers": {"content-type": "x"}}),
@@ -222,6 +230,54 @@ async def _until_ended(run: object) -> None:
     async with run as response:  # type: ignore[attr-defined]
         async for _ in response.aiter_bytes():
             pass
+
+
+async def test_what_a_revoked_token_began_is_ended(served: Platform) -> None:
+    session = (await served.prepare("revoked"))["id"]
+    add = partial(TokenFile(served.place.data).add, "ada", scope="control")
+    info, secret = await to_thread.run_sync(add)
+    command = {"command": "echo begun; sleep 1000"}
+    async with http_client(headers={"authorization": f"Bearer {secret}"}, timeout=30) as http:
+        path = f"{served.url}/api/sandbox/{session}/exec"
+        async with http.stream("POST", path, json=command) as response:
+            lines = response.aiter_lines()
+            assert "begun" in await anext(lines)
+            await to_thread.run_sync(TokenFile(served.place.data).revoke, info.id)
+            with anyio.fail_after(10):
+                assert [line async for line in lines if "data" in line] == []
+    path = f"sandbox/{session}/exec"
+    left = await served.ask("POST", path, json={"command": "pgrep -x -f 'sleep 1000'"})
+    assert json.loads(left.text.splitlines()[-1])["data"]["exitCode"] == 1
+
+
+async def test_slow_and_broken_requests_hold_up_no_other(tmp_path: Path) -> None:
+    head = "POST /api/sandbox/prepare HTTP/1.1\r\nHost: localhost\r\nAuthorization: {}\r\n"
+    slow = head + "Content-Length: 100\r\n\r\n{{"
+    noise = head + "Content-Length: 2\r\n\r\n{{}}\0\0 no request\r\n\r\n"
+    async with platform(tmp_path, more={"MCP_SANDBOX_HTTP__REQUEST_TIME": "500ms"}) as here:
+        port = int(here.url.rpartition(":")[2])
+        for text, statuses in ((slow, [b"408"]), (noise, [b"400", b"400"])):
+            async with await anyio.connect_tcp("127.0.0.1", port) as stream:
+                await stream.send(text.format(here.http.headers["authorization"]).encode())
+                assert (await here.prepare("beside"))["status"]
+                with anyio.fail_after(10):
+                    answers = await everything(stream)
+            assert re.findall(rb"HTTP/1.1 (\d+)", answers) == statuses
+        rows = await here.data("GET", "sandbox")
+        assert [row["chatSessionId"] for row in rows] == ["beside"]
+
+
+async def test_what_a_browser_sees_of_a_session_is_told(served: Platform) -> None:
+    session = (await served.prepare("site"))["id"]
+    command = {"command": "python3 -m http.server 8123", "waitS": 0}
+    await served.ask("POST", f"sandbox/{session}/exec", json=command)
+    url = await served.data("POST", f"sandbox/{session}/preview", json={"port": 8123})
+    told = await served.data("GET", f"sandbox/{session}/status")
+    assert told["containerUrl"] == url["containerUrl"]
+    assert "Directory listing" in await opened(told["containerUrl"])
+    assert len(await served.data("GET", "sandbox?limit=1")) == 1
+    assert await served.data("GET", "sandbox?offset=1000") == []
+    await served.data("POST", f"sandbox/{session}/terminate")
 
 
 async def test_changes_are_told_to_who_listens(served: Platform) -> None:
@@ -408,14 +464,29 @@ async def test_a_sandbox_that_cannot_be_made_is_told_and_the_server_goes_on(
 
 
 @pytest.mark.s3
+async def test_what_cannot_be_saved_at_the_end_is_told_and_saved_later(tmp_path: Path) -> None:
+    with closing(S3Server(tmp_path / "buckets")) as store:
+        async with platform(tmp_path, more={**store.variables(), AFTER: "200ms"}) as here:
+            session = (await here.prepare("c1"))["id"]
+            at = f"sandbox/{session}"
+            await here.ask("PUT", f"{at}/files?path=a.txt", content=b"kept")
+            store.strike()
+            unsaved = {"status": "terminated", "saved": False}
+            assert await here.data("POST", f"{at}/terminate") == unsaved
+            store.start()
+            while not (await here.data("POST", f"{at}/terminate"))["saved"]:
+                await anyio.sleep(0.05)
+        async with platform(tmp_path / "other", more=store.variables()) as there:
+            again = await there.prepare("c1")
+            assert (again["id"], again["isNewProvision"]) == (session, False)
+            assert (await there.ask("GET", f"{at}/files?path=a.txt")).content == b"kept"
+            assert (await there.made(session))["isNewProvision"]
+
+
+@pytest.mark.s3
 async def test_files_are_saved_shared_and_restored(tmp_path: Path) -> None:
     with closing(S3Server(tmp_path / "buckets")) as store:
-        names = ("endpoint", "bucket", "access_key", "secret_key")
-        more = {
-            f"MCP_SANDBOX_STORAGE__{name.upper()}": str(getattr(store.settings(), name))
-            for name in names
-        }
-        async with platform(tmp_path, more=more) as here:
+        async with platform(tmp_path, more=store.variables()) as here:
             session = (await here.prepare("c1"))["id"]
             await here.made(session)
             at = f"sandbox/{session}"

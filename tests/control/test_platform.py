@@ -24,13 +24,8 @@ pytestmark = [pytest.mark.anyio, pytest.mark.s3, pytest.mark.bubblewrap]
 async def test_the_platform_does_what_its_page_says(tmp_path: Path) -> None:
     (program,) = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
     store = await to_thread.run_sync(S3Server, tmp_path / "s3" / "buckets")
-    settings = store.settings()
-    more = {
-        f"MCP_SANDBOX_STORAGE__{name.upper()}": str(getattr(settings, name))
-        for name in ("endpoint", "bucket", "access_key", "secret_key")
-    }
     try:
-        async with platform(tmp_path / "data", "bubblewrap", more) as here:
+        async with platform(tmp_path / "data", "bubblewrap", store.variables()) as here:
             secret = await token(here.place, "ada", "control")
             place = {"SANDBOX_URL": here.url, "SANDBOX_TOKEN": secret, "HOME": str(tmp_path)}
             known = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)}

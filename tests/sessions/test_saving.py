@@ -117,15 +117,11 @@ async def test_a_virtual_environment_comes_back_working(
 async def test_a_person_saves_lists_and_restores(tmp_path: Path, store: Store) -> None:
     async with open_manager(store.config(tmp_path / "one")) as one:
         await write(one, "1")
-    settings = store.settings()
     variables = {
         "PATH": os.environ["PATH"],
         "HOME": str(tmp_path),
         "MCP_SANDBOX_BACKEND": "bubblewrap",
-        **{
-            f"MCP_SANDBOX_STORAGE__{name.upper()}": getattr(settings, name)
-            for name in ("endpoint", "bucket", "access_key", "secret_key")
-        },
+        **store.variables(),
     }
 
     async def run(data: str, *words: str) -> str:

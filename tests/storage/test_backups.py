@@ -28,7 +28,7 @@ from mcp_sandbox.errors import (
 )
 from mcp_sandbox.models import ChatId, Packed
 from mcp_sandbox.storage.backups import Backup, Backups, Take
-from tests.rclone import BUCKET, S3Server
+from tests.rclone import BUCKET, SECRET, S3Server
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -433,6 +433,18 @@ async def test_a_key_comes_from_a_variable_too(
         await Backups(s3.settings(secret_key="env:TEST_NONE")).check()
     with pytest.raises(ConfigError):
         Backups(s3.settings(secret_key="command: 'half"))
+
+
+async def test_keys_are_read_again_after_a_refusal(s3: S3Server, tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    key.touch(0o600)
+    backups = Backups(s3.settings(secret_key=f"file:{key}"))
+    for text in ("of yesterday's", "of tomorrow's"):
+        key.write_text(text)
+        with pytest.raises(StorageUnavailable, match="is not that of"):
+            await backups.check()
+    key.write_text(SECRET)
+    await backups.check()
 
 
 @pytest.fixture
