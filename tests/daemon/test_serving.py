@@ -1,11 +1,12 @@
 """Clients of a real daemon: their chats, and what becomes of them when it ends."""
 
+import sys
 from pathlib import Path
 
 import anyio
 import pytest
 
-from tests.daemon.running import INITIALIZE, control, dialled, in_chat, place, running
+from tests.daemon.running import INITIALIZE, control, dialled, in_chat, listening, place, running
 from tests.e2e.attacks import BUBBLEWRAP, DOCKER, UNSAFE, if_whole
 from tests.server.skills.taught import write_skill
 
@@ -131,3 +132,23 @@ async def test_each_user_is_told_of_the_own_skills(tmp_path: Path) -> None:
                 assert "Do it well." in got["content"][0]["text"]
                 refused = await client.call("skill_activate", name=f"of-{other}")
                 assert refused["isError"]
+
+
+async def test_one_machine_alone_loads_nothing_of_what_several_need(tmp_path: Path) -> None:
+    where = place(tmp_path)
+    serve = where.arguments("serve", "--data", str(where.data), "--backend", where.backend)
+    command = [sys.executable, "-X", "importtime", "-m", "mcp_sandbox", *serve]
+    with (tmp_path / "log").open("w+") as log:
+        async with await anyio.open_process(
+            [*command, "--http", "127.0.0.1:0"], stdout=log, stderr=log, env=where.environment()
+        ) as daemon:
+            await listening(where)
+            async with in_chat(where, "a") as client:
+                assert await client.exec("echo here") == "here\n"
+            daemon.terminate()
+            assert await daemon.wait() == 0
+        log.seek(0)
+        loaded = {line.rpartition("|")[2].strip() for line in log if line.startswith("import time")}
+    assert {"mcp_sandbox.sessions.manager", "mcp_sandbox.web.guard"} <= loaded
+    for each in ("redis", "obstore", "fastapi", "e2b", "mcp_sandbox.storage"):
+        assert not any(name == each or name.startswith(f"{each}.") for name in loaded), each
