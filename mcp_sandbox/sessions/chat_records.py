@@ -317,6 +317,10 @@ class UseTimes:
         now_s = self.clock().steady_s
         return now_s - self._used_at.setdefault(chat, now_s)
 
+    def used_s(self, chat: ChatId) -> float | None:
+        """Return when this process used the chat last, by the steady clock."""
+        return self._used_at.get(chat)
+
     def times(self, chat: ChatId, known: ChatRecord | None) -> tuple[datetime, datetime]:
         """Return when it began and was used last, in UTC; now, if that is unknown."""
         created_s = known.created_s if known else self.clock().wall_s

@@ -184,7 +184,7 @@ class Saving:
 
     async def _save(self, chat: ChatId, one: _Chat) -> Backup | None:
         hold, calls, began_s = self.hold_of(chat), one.calls, self._now_s()
-        was = hold.use()
+        was, used_s = hold.use(), self._context.use_times.used_s(chat)
         if not (was.open or await self._context.workspaces.exist(chat)):
             one.changed_s = None
             return None
@@ -205,10 +205,11 @@ class Saving:
                 with self._asking():
                     saved = await self._backups.save(chat, one.epoch, pack, quiet=is_quiet)
         finally:
+            is_unused = self._context.use_times.used_s(chat) == used_s
             with suppress(SandboxError):
-                if was.paused:
+                if was.paused and is_unused:
                     await hold.pause()
-                elif not was.open:
+                elif not was.open and is_unused:
                     await hold.release_if_idle()
         one.saved_at, one.failures = saved.saved_at, 0
         one.changed_s = None if saved.quiet else began_s

@@ -176,6 +176,27 @@ async def test_what_is_used_is_saved_regularly_and_says_that_it_was_not_quiet(
         assert not any(backup.quiet for backup in await one.backups.list(CHAT))
 
 
+async def test_what_is_used_during_a_save_goes_on_after_it(tmp_path: Path, store: Store) -> None:
+    async with open_manager(store.config(tmp_path / "one")) as one:
+        session = await one.session(CHAT)
+        await session.exec("head -c 20000000 /dev/urandom > large")
+        await one.stop(CHAT)
+
+        async def is_open() -> bool:
+            return (await status(one)).state == "running"
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(one.backups.save, CHAT)
+            await until(is_open)
+            store.strike(signal.SIGSTOP)
+            await session.exec("echo here > /tmp/note")
+            store.strike(signal.SIGCONT)
+        assert (await session.exec("cat /tmp/note")).stdout == "here\n"
+        await one.stop(CHAT)
+        await one.backups.save(CHAT)
+        assert not await is_open()
+
+
 async def test_older_files_of_this_machine_go_to_the_trash(tmp_path: Path, store: Store) -> None:
     first, second = store.config(tmp_path / "one"), store.config(tmp_path / "two")
     async with open_manager(first) as one:
