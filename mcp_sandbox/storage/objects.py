@@ -65,14 +65,13 @@ class ObjectStore:
 
         `shown_as`: a browser downloads it under this name (as Content-Disposition has it).
         """
-        kind = f"attachment; filename*=UTF-8''{shown_as}" if shown_as else ""
-        attributes = {"Content-Disposition": kind} if kind else None
+        shown = {"Content-Disposition": f"attachment; filename*=UTF-8''{shown_as}"}
         with self._translated(None):
             await obstore.put_async(
                 await self._opened(),
                 name,
                 aiter(data),
-                attributes=attributes,  # pyright: ignore[reportArgumentType]
+                attributes=shown if shown_as else None,  # pyright: ignore[reportArgumentType]
                 use_multipart=True,
                 chunk_size=_PART,
                 max_concurrency=_AT_ONCE,
@@ -133,29 +132,17 @@ class ObjectStore:
         """Return the bucket for requests that take so long at most."""
         if limit_s not in self._stores:
             access, secret = [await key.value() for key in self._keys]
-            settings = self._settings
+            connect, whole = timedelta(seconds=_ANSWER_S / 2), timedelta(seconds=limit_s)
             self._stores[limit_s] = S3Store(
-                settings.bucket,
-                prefix=settings.prefix or None,
-                endpoint=settings.endpoint,
-                region=settings.region,
+                self._settings.bucket,
+                prefix=self._settings.prefix or None,
+                endpoint=self._settings.endpoint,
+                region=self._settings.region,
                 access_key_id=access,
                 secret_access_key=secret,
                 virtual_hosted_style_request=False,
-                client_options={
-                    "allow_http": True,
-                    "connect_timeout": timedelta(seconds=_ANSWER_S / 2),
-                    "timeout": timedelta(seconds=limit_s),
-                },
-                retry_config={
-                    "max_retries": 2,
-                    "retry_timeout": timedelta(seconds=_PART_S),
-                    "backoff": {
-                        "init_backoff": timedelta(milliseconds=50),
-                        "max_backoff": timedelta(milliseconds=500),
-                        "base": 2,
-                    },
-                },
+                client_options={"allow_http": True, "connect_timeout": connect, "timeout": whole},
+                retry_config={"max_retries": 2, "retry_timeout": timedelta(seconds=_PART_S)},
             )
         return self._stores[limit_s]
 
@@ -176,9 +163,9 @@ class ObjectStore:
         except (BaseError, OSError, ValueError) as exc:
             self._stores.clear()  # The keys may be others now.
             text = str(exc).partition("\n\nDebug source")[0]
-            said = next((why for sign, why in _CAUSES.items() if sign in text), text[:300])
-            cause = said.format(bucket=self._settings.bucket) if said is not text else said
-            raise StorageUnavailable(f"{where} cannot be used: {cause}") from exc
+            known = next((why for sign, why in _CAUSES.items() if sign in text), "")
+            why = known.format(bucket=self._settings.bucket) or text[:300]
+            raise StorageUnavailable(f"{where} cannot be used: {why}") from exc
 
 
 class _KeySource:
@@ -190,6 +177,6 @@ class _KeySource:
         """Return the key as it is now; raises RefusedError."""
         if self._source:
             return (await self._source.value()).decode("ascii")
-        if not (found := variable(self._variable)):
-            raise RefusedError(f"the variable {self._variable} is not set", "secret")
-        return found
+        if found := variable(self._variable):
+            return found
+        raise RefusedError(f"the variable {self._variable} is not set", "secret")
