@@ -7,7 +7,6 @@ pauses or ends a sandbox, keeps a record of one, or runs by a timer.
 import json
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar
 
 import anyio
@@ -164,14 +163,9 @@ class RemoteSandbox:
             self._manager = await self._stack.enter_async_context(opened)
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        at: TracebackType | None,
-    ) -> bool | None:
+    async def __aexit__(self, *why: Any) -> bool | None:  # noqa: ANN401 - as the stack has it
         await self.disconnect()
-        return await self._stack.__aexit__(kind, value, at)
+        return await self._stack.__aexit__(*why)
 
     async def connect_to(self, session_id: str, provider: str) -> None:
         """Connect to the sandbox of a session, which must be there: none is made.

@@ -30,26 +30,12 @@ from starlette.types import Scope
 from mcp_sandbox import __version__
 from mcp_sandbox.agents.executors.direct import Direct
 from mcp_sandbox.agents.run import Agent
-from mcp_sandbox.control.work import (
-    LINES,
-    Answer,
-    Given,
-    Json,
-    Put,
-    Streamed,
-    line,
-    problem,
-    work,
-)
+from mcp_sandbox.control import work
+from mcp_sandbox.control.work import Answer, Given, Json, Put, Streamed, line, problem
 from mcp_sandbox.errors import Busy, InvalidArgument, NotFound, SandboxError, Unsupported
 from mcp_sandbox.models import ChatId, SessionStatus, Statistics
 from mcp_sandbox.server.identity import CALLER
-from mcp_sandbox.sessions.chat_records import (
-    CONTROL,
-    AssistantSpec,
-    read_backup,
-    read_control,
-)
+from mcp_sandbox.sessions.chat_records import CONTROL, AssistantSpec, read_backup, read_control
 from mcp_sandbox.sessions.manager import SessionManager, name_session
 from mcp_sandbox.sessions.session import Session
 
@@ -220,7 +206,7 @@ class Control:
                 async for event in events:
                     await put(line(event={"type": type(event).__name__, **asdict(event)}))
 
-        return Streamed(make, LINES, alive=b"\n", last=lambda exc: line(error=problem(exc)))
+        return Streamed(make, work.LINES, alive=b"\n", last=lambda exc: line(error=problem(exc)))
 
     async def prepare(self, user: str, given: Prepare) -> SandboxSession:
         """Get or create the session of a chat; its sandbox is made beside."""
@@ -403,22 +389,22 @@ async def _control(request: Request) -> Control:
     return control
 
 
+Steered = Annotated[Control, Depends(_control)]
+
+
 async def _user(request: Request) -> str:
     user: str = request.scope[CALLER].user
     return user
 
 
-async def _row(request: Request, id: str) -> SessionStatus:  # noqa: A002 - its name in the path
-    control: Control = request.app.state.control
+async def _row(control: Steered, request: Request, id: str) -> SessionStatus:  # noqa: A002 - in the path
     return await control.find(request.scope, id)
 
 
-async def _live(request: Request, id: str) -> SessionStatus:  # noqa: A002 - its name in the path
-    control: Control = request.app.state.control
+async def _live(control: Steered, request: Request, id: str) -> SessionStatus:  # noqa: A002 - in the path
     return await control.find_live(request.scope, id)
 
 
-Steered = Annotated[Control, Depends(_control)]
 User = Annotated[str, Depends(_user)]
 Row = Annotated[SessionStatus, Depends(_row)]
 Live = Annotated[SessionStatus, Depends(_live)]
@@ -549,13 +535,8 @@ def make_app(control: Control) -> FastAPI:
         redirect_slashes=False,
     )
     app.include_router(lifecycle)
-    app.include_router(work)
+    app.include_router(work.work)
     app.state.control = control
-
-    async def session(request: Request, session_id: str) -> Session:
-        return await control.session(request.scope, session_id)
-
-    app.state.session = session
 
     @app.exception_handler(SandboxError)
     async def tell(_: Request, exc: SandboxError) -> Response:

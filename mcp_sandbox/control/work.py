@@ -192,7 +192,7 @@ async def _hung_up(receive: Receive, scope: anyio.CancelScope) -> None:
 
 
 async def _session(request: Request, id: str) -> Session:  # noqa: A002 - its name in the path
-    found: Session = await request.app.state.session(request, id)
+    found: Session = await request.app.state.control.session(request.scope, id)
     return found
 
 

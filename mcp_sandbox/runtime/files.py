@@ -62,15 +62,8 @@ class Files:
 
         It may take as long as it likes, and is given no more meanwhile.
         """
-        given = 0
-
-        async def pass_on(_: str, data: bytes) -> None:
-            nonlocal given
-            given += len(data)
-            await take(data)
-
-        reply = await self._channel.call("read", {"path": path}, timeout_s=inf, sink=pass_on)
-        _require(_checked(dict[str, int], reply.result).get("sent") == given)
+        result, given = await self._stream("read", {"path": path}, take)
+        _require(_checked(dict[str, int], result).get("sent") == given)
         return given
 
     async def read_lines(
@@ -162,16 +155,9 @@ class Files:
         `leave_out` are paths in the home. What is mounted in a root is left out, too. The stream
         is whole once this returns; it has no limit of size or time: `take` may raise.
         """
-        size = 0
-
-        async def passed_on(_: str, data: bytes) -> None:
-            nonlocal size
-            size += len(data)
-            await take(data)
-
         args: JsonObject = {"roots": list(roots), "leave_out": list(leave_out)}
-        reply = await self._channel.call("pack", args, timeout_s=float("inf"), sink=passed_on)
-        packed = _checked(Packed, reply.result)
+        result, size = await self._stream("pack", args, take)
+        packed = _checked(Packed, result)
         _require(packed.bytes == size)
         return packed
 
@@ -195,8 +181,22 @@ class Files:
             InvalidArgument: it is no such stream, or is damaged.
         """
         args = {"roots": list(roots), "max_bytes": max_bytes, "max_entries": max_entries}
-        reply = await self._channel.call("unpack", args, body=data, timeout_s=float("inf"))
+        reply = await self._channel.call("unpack", args, body=data, timeout_s=inf)
         return _checked(Packed, reply.result)
+
+    async def _stream(
+        self, op: str, args: JsonObject, take: Callable[[bytes], Awaitable[None]]
+    ) -> tuple[object, int]:
+        """Make a call that may last; return its result, and how many bytes `take` was given."""
+        given = 0
+
+        async def pass_on(_: str, data: bytes) -> None:
+            nonlocal given
+            given += len(data)
+            await take(data)
+
+        reply = await self._channel.call(op, args, timeout_s=inf, sink=pass_on)
+        return reply.result, given
 
     async def _call(
         self,

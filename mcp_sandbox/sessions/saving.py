@@ -21,25 +21,12 @@ from typing import Any
 
 import anyio
 
+from mcp_sandbox import errors
 from mcp_sandbox.config.sections import StorageConfig
-from mcp_sandbox.errors import (
-    BackendUnavailable,
-    BackupDamaged,
-    CallerError,
-    NotFound,
-    SandboxError,
-    SandboxGone,
-    StorageUnavailable,
-    TooLarge,
-)
+from mcp_sandbox.errors import SandboxError, StorageUnavailable
 from mcp_sandbox.models import ChatId, Mount
 from mcp_sandbox.runtime.files import Files
-from mcp_sandbox.sessions.chat_records import (
-    BACKUP,
-    ChatRecord,
-    read_assistant_spec,
-    read_backup,
-)
+from mcp_sandbox.sessions.chat_records import BACKUP, ChatRecord, read_assistant_spec, read_backup
 from mcp_sandbox.sessions.sandbox.chat_sandbox import ChatSandbox
 from mcp_sandbox.sessions.sandbox.context import SessionContext
 from mcp_sandbox.sessions.sandbox.warm_pool import connect
@@ -171,7 +158,7 @@ class Saving:
                     is_store = isinstance(exc, StorageUnavailable)
                     pause_s = _pause_s(one.failures) if is_store else self._settings.every
                     one.not_before_s = self._now_s() + pause_s
-                    if isinstance(exc, TooLarge) and one.failures == 1:
+                    if isinstance(exc, errors.TooLarge) and one.failures == 1:
                         self._context.notices.add(chat, f"Your files are not backed up: {exc}.")
                     logger.warning("chat %s is not saved yet; trying again: %s", chat, exc)
             yield
@@ -274,7 +261,7 @@ class Saving:
                 one.epoch = self._next_epoch(found)
         except StorageUnavailable as exc:
             if not here and (found or "epoch" in kept):
-                raise BackendUnavailable(
+                raise errors.BackendUnavailable(
                     f"the files of chat {chat} are in a backup only, and the object store does "
                     f"not answer ({exc}): call again when it does"
                 ) from exc
@@ -314,7 +301,9 @@ class Saving:
         """
         found = [each for each in await self.list(chat) if key in (None, each.key)]
         if not found:
-            raise NotFound(f"no such backup of chat {chat}: see `mcp-sandbox backup list {chat}`")
+            raise errors.NotFound(
+                f"no such backup of chat {chat}: see `mcp-sandbox backup list {chat}`"
+            )
         async with self.before_end(chat):
             one, hold = self._chats[chat], self.hold_of(chat)
             await hold.end()
@@ -325,7 +314,7 @@ class Saving:
             finally:
                 one.wanted = ()
             if not done:
-                raise BackupDamaged(f"no backup of chat {chat} can be restored: see the log")
+                raise errors.BackupDamaged(f"no backup of chat {chat} can be restored: see the log")
             # So that it becomes the newest for other servers too.
             self.note_call(chat)
         return done[0]
@@ -340,8 +329,8 @@ class Saving:
             try:
                 with self._asking():
                     await self._unpack(chat, record, backup)
-            except (BackupDamaged, CallerError, SandboxGone) as exc:
-                is_too_large |= isinstance(exc, TooLarge)
+            except (errors.BackupDamaged, errors.CallerError, errors.SandboxGone) as exc:
+                is_too_large |= isinstance(exc, errors.TooLarge)
                 logger.warning("chat %s: backup %s is passed over: %s", chat, backup.key, exc)
                 tell(f"The backup of {_moment(backup)} could not be restored: {exc}")
                 continue
@@ -355,7 +344,7 @@ class Saving:
             return backup
         if is_too_large and not await self._context.workspaces.exist(chat):
             # Else it would begin with nothing, and its backups would make way for that.
-            raise BackendUnavailable(
+            raise errors.BackendUnavailable(
                 f"the files of chat {chat} are in a backup only, and larger than "
                 "workspace.size_limit, max_files or user_quota allow: allow more, or remove other "
                 "chats of the user"

@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import anyio
@@ -12,6 +13,7 @@ import httpx2
 import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
+from starlette.types import Scope
 
 from mcp_sandbox.app.chats import open_manager
 from mcp_sandbox.config import Config
@@ -57,7 +59,7 @@ async def working(data: Path, **settings: Any) -> AsyncGenerator[Working]:
     with anyio.fail_after(50):
         async with open_manager(config) as manager:
 
-            async def session(_: Request, name: str) -> Session:
+            async def session(_: Scope, name: str) -> Session:
                 return await manager.session(ChatId("local", name), judged=True)
 
             @app.get("/api/sandbox/{name}/status")
@@ -73,7 +75,7 @@ async def working(data: Path, **settings: Any) -> AsyncGenerator[Working]:
                     }
                 }
 
-            app.state.session = session
+            app.state.control = SimpleNamespace(session=session)
             server = uvicorn.Server(
                 uvicorn.Config(app, port=0, log_config=None, lifespan="off", ws="none")
             )
