@@ -13,22 +13,21 @@ import logging
 import secrets
 import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Literal, TypeVar
+from typing import Literal
 from urllib.parse import quote
 
-import anyio
 from anyio import to_thread
 from pydantic import BaseModel, ConfigDict
 
 from mcp_sandbox import __version__
 from mcp_sandbox.config.sections import StorageConfig
 from mcp_sandbox.config.units import show_size
-from mcp_sandbox.errors import BackupDamaged, Busy, SandboxError, StorageUnavailable, TooLarge
+from mcp_sandbox.errors import BackupDamaged, Busy, StorageUnavailable, TooLarge
 from mcp_sandbox.models import ChatId, Packed
-from mcp_sandbox.storage.objects import ObjectStore
+from mcp_sandbox.storage.objects import ObjectStore, Take
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -36,9 +35,6 @@ else:
     from backports import zstd
 
 logger = logging.getLogger(__name__)
-
-Take = Callable[[bytes], Awaitable[None]]
-T = TypeVar("T")
 
 _ARCHIVE, _MANIFEST = ".tar.zst", ".json"
 _TIME = "%Y%m%dT%H%M%S.%f"
@@ -48,7 +44,6 @@ _LEVEL, _WINDOW_LOG = 3, 23
 _PIECE = 1 << 20
 # Less is compressed faster than a thread is found.
 _SMALL = 64 << 10
-_GIVE_UP_S = 5.0
 # Longer than any upload takes: what is older and has no manifest never gets one.
 _ABANDONED = timedelta(hours=6)
 # Longer than any link is good.
@@ -102,19 +97,20 @@ class Backups:
         """
         saved_at = datetime.now(UTC)
         key = f"{epoch:013d}-{saved_at.strftime(_TIME)}-{secrets.token_hex(4)}"
-        upload = _Upload(self._settings.max_size, zstd.ZstdCompressor(level=_LEVEL))
-        store = partial(self._objects.put, f"{_folder(chat)}/{key}{_ARCHIVE}")
-        packed = await upload.run(pack, store)
+        async with self._objects.writing(f"{_folder(chat)}/{key}{_ARCHIVE}") as write:
+            stored = _Stream(write, self._settings.max_size, zstd.ZstdCompressor(level=_LEVEL))
+            packed = await pack(stored.take)
+            await stored.end()
         backup = Backup(
             chat=chat,
             key=key,
             epoch=epoch,
             saved_at=saved_at,
-            size=upload.size,
+            size=stored.size,
             files_bytes=packed.bytes,
             entries=packed.entries,
             quiet=quiet(),
-            sha256=upload.digest.hexdigest(),
+            sha256=stored.digest.hexdigest(),
             version=__version__,
         )
         text = backup.model_dump_json().encode()
@@ -205,14 +201,15 @@ class Backups:
         name = "".join(each if each.isprintable() else "_" for each in name)
         name = name if name.strip(".") else "file"
         # It is read twice, as its digest is in its name: a file may be larger than our disk.
-        measured = _Upload(self._settings.max_size)
-        await measured.run(read, _drop)
+        measured = _Stream(_drop, self._settings.max_size)
+        await read(measured.take)
         digest = measured.digest.hexdigest()
         key = f"shared/{_folder(chat)}/{digest}/{name}"
-        upload = _Upload(self._settings.max_size)
-        await upload.run(read, partial(self._objects.put, key, shown_as=quote(name, safe="")))
-        if upload.digest.hexdigest() != digest:
-            raise Busy(f"{name} changed while it was read: share it again when it is written")
+        async with self._objects.writing(key, shown_as=quote(name, safe="")) as write:
+            stored = _Stream(write, self._settings.max_size)
+            await read(stored.take)
+            if stored.digest.hexdigest() != digest:
+                raise Busy(f"{name} changed while it was read: share it again when it is written")
         return await self._objects.sign(key, expires_s)
 
     async def check(self) -> None:
@@ -230,92 +227,35 @@ class Backups:
             await self._objects.delete([name])
 
 
-class _Plain:
-    """Compresses nothing."""
+class _Stream:
+    """Compresses what it takes, and counts: `size` and `digest` are of what it puts."""
 
-    def compress(self, data: bytes) -> bytes:
-        return data
+    def __init__(self, put: Take, max_size: int, packer: zstd.ZstdCompressor | None = None) -> None:
+        """Without a `packer` nothing is compressed."""
+        self.size, self.digest = 0, hashlib.sha256()
+        self._put, self._taken, self._max_size = put, 0, max_size
+        self._compress = packer.compress if packer else bytes
+        self._flush = packer.flush if packer else bytes
 
-    def flush(self) -> bytes:
-        return b""
-
-
-class _Upload:
-    """Stores what is handed over, compressed; `size` and `digest` are of what is stored."""
-
-    def __init__(self, max_size: int, packer: zstd.ZstdCompressor | None = None) -> None:
-        self.size = 0
-        self.digest = hashlib.sha256()
-        self._unpacked, self._max_size = 0, max_size
-        self._packer = packer or _Plain()
-        self._send, self._receive = anyio.create_memory_object_stream[bytes](1)
-        self._is_whole = False
-        self._failed: StorageUnavailable | None = None
-
-    async def run(
-        self,
-        pack: Callable[[Take], Awaitable[T]],
-        put: Callable[[AsyncGenerator[bytes]], Awaitable[None]],
-    ) -> T:
-        # The library gives an upload up in order if its source fails, and not if it is cancelled.
-        upload, stored = anyio.CancelScope(shield=True), anyio.Event()
-
-        async def store() -> None:
-            try:
-                with upload:
-                    await put(self._pieces())
-            except StorageUnavailable as exc:
-                self._failed = exc
-            finally:
-                self._receive.close()
-                stored.set()
-
-        problem: Exception = RuntimeError()
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(store)
-            try:
-                with self._send:
-                    packed = await pack(self._take)
-                    await self._put(self._pack(self._packer.flush))
-                    self._is_whole = True
-                await stored.wait()
-                if not self._failed:
-                    return packed
-            except (SandboxError, anyio.BrokenResourceError) as exc:
-                # Raised below, once the upload has ended.
-                problem = exc
-            finally:
-                upload.deadline = anyio.current_time() + _GIVE_UP_S
-        if self._failed and not isinstance(problem, SandboxError):
-            raise self._failed
-        raise problem
-
-    async def _take(self, data: bytes) -> None:
-        self._unpacked += len(data)
-        if self._unpacked > self._max_size:
+    async def take(self, data: bytes) -> None:
+        """Take more; raises TooLarge."""
+        self._taken += len(data)
+        if self._taken > self._max_size:
             raise TooLarge(
                 f"this is more than storage.max_size ({show_size(self._max_size)}), so it is not "
                 "stored: make it smaller, or have the operator allow more"
             )
-        pack = partial(self._pack, self._packer.compress, data)
+        pack = partial(self._pack, self._compress, data)
         await self._put(pack() if len(data) < _SMALL else await to_thread.run_sync(pack))
+
+    async def end(self) -> None:
+        await self._put(self._pack(self._flush))
 
     def _pack(self, compress: Callable[..., bytes], *data: bytes) -> bytes:
         packed = compress(*data)
         self.size += len(packed)
         self.digest.update(packed)
         return packed
-
-    async def _put(self, data: bytes) -> None:
-        if data:
-            await self._send.send(data)
-
-    async def _pieces(self) -> AsyncGenerator[bytes]:
-        async for piece in self._receive:
-            yield piece
-        if not self._is_whole:
-            # The library gives up the upload when its source fails.
-            raise OSError("it was not packed to its end")
 
 
 def _folder(chat: ChatId) -> str:
@@ -326,7 +266,5 @@ def _keys(names: Iterable[str], end: str) -> list[str]:
     return [name.rpartition("/")[2].removesuffix(end) for name in names if name.endswith(end)]
 
 
-async def _drop(data: AsyncGenerator[bytes]) -> None:
-    with suppress(OSError):
-        async for _ in data:
-            pass
+async def _drop(_: bytes) -> None:
+    """Store nothing."""

@@ -4,8 +4,9 @@ A server that refuses fails within a second, one that hangs within the limits be
 library raises becomes StorageUnavailable here, with what to do.
 """
 
-from collections.abc import AsyncGenerator, AsyncIterable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+import sys
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from datetime import datetime, timedelta
 
 import anyio
@@ -25,6 +26,8 @@ except ModuleNotFoundError as exc:
         "storage is configured and needs more packages: run `pip install 'mcp-sandbox[s3]'`"
     ) from exc
 
+Take = Callable[[bytes], Awaitable[None]]
+
 # The smallest part that S3 takes; 10,000 of them are 48 GiB.
 _PART = 5 << 20
 _AT_ONCE = 2
@@ -32,6 +35,7 @@ _ANSWER_S = 5.0
 # As many parts as are under way at once, over a line of 500 kB/s.
 _PART_S = 20.0
 _WHOLE_S = 4 * 3600.0
+_GIVE_UP_S = 5.0
 # What an error's text has, in the order of weight, and what each means. Names of objects are in
 # that text too.
 _CAUSES = {
@@ -60,22 +64,34 @@ class ObjectStore:
         except ValueError as exc:
             raise ConfigError(f"storage: a key's command cannot be understood: {exc}") from None
 
-    async def put(self, name: str, data: AsyncIterable[bytes], *, shown_as: str = "") -> None:
-        """Store what the iterable gives; where that raises, nothing is stored.
+    @asynccontextmanager
+    async def writing(self, name: str, *, shown_as: str = "") -> AsyncGenerator[Take]:
+        """Yield a function that takes an object piece by piece; if the block fails, none is stored.
 
         `shown_as`: a browser downloads it under this name (as Content-Disposition has it).
         """
         shown = {"Content-Disposition": f"attachment; filename*=UTF-8''{shown_as}"}
         with self._translated(None):
-            await obstore.put_async(
+            writer = obstore.open_writer_async(
                 await self._opened(),
                 name,
-                aiter(data),
                 attributes=shown if shown_as else None,  # pyright: ignore[reportArgumentType]
-                use_multipart=True,
-                chunk_size=_PART,
+                buffer_size=_PART,
                 max_concurrency=_AT_ONCE,
             )
+
+        async def write(data: bytes) -> None:
+            with self._translated(None):
+                await writer.write(data)
+
+        try:
+            yield write
+        except BaseException:
+            with anyio.move_on_after(_GIVE_UP_S, shield=True), suppress(BaseError, OSError):
+                await writer.__aexit__(*sys.exc_info())
+            raise
+        with self._translated(None):
+            await writer.close()
 
     async def put_small(self, name: str, data: bytes) -> None:
         """Store a small object in one request."""
