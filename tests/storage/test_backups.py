@@ -27,7 +27,8 @@ from mcp_sandbox.errors import (
     TooLarge,
 )
 from mcp_sandbox.models import ChatId, Packed
-from mcp_sandbox.storage.backups import Backup, Backups, Take
+from mcp_sandbox.storage.backups import Backup, Backups
+from mcp_sandbox.storage.objects import Take
 from tests.rclone import BUCKET, SECRET, S3Server
 
 if sys.version_info >= (3, 14):
