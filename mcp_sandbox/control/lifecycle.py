@@ -111,7 +111,7 @@ class Invoke(Given):
     model_config = ConfigDict(alias_generator=None)
 
     messages: list[dict[str, Any]]
-    assistant: str = ""
+    assistant: str = Field("", max_length=64)
     sandbox_mode: Literal["cloud", "local", "none"] = "cloud"
     sandbox_session_id: str = ""
     sandbox_provider: str | None = None
@@ -189,18 +189,24 @@ class Control:
 
     async def run_agent(self, scope: Scope, given: Invoke, *, resume: bool) -> Streamed:
         """Have an assistant work; each line of the answer is JSON, an event or the error."""
-        how = {"chat": given.sandbox_session_id or "local", "assistant": given.assistant}
-        if given.sandbox_mode == "none":
-            how["command"] = Direct.name
-        elif given.sandbox_mode == "cloud":
+        chat = ChatId(scope[CALLER].user, given.sandbox_session_id or "local")
+        assistant, project = given.assistant, None
+        if given.sandbox_mode == "cloud":
             row = await self.find_live(scope, given.sandbox_session_id)
             if given.sandbox_provider not in (None, row.backend):
                 raise InvalidArgument(f"session {row.id} has the provider {row.backend}")
-            how = {"chat": row.chat.chat, "assistant": given.assistant or row.assistant}
+            chat, assistant = row.chat, assistant or row.assistant
+            project = (await self.describe(row)).project_id
+        asked = {"chatSessionId": chat.chat, "projectId": project}
+        asked |= {"expertIdentifier": assistant} if assistant else {}
+        await self._check_access(chat, Prepare.model_validate(asked))
+        how = {"chat": chat.chat, "user": chat.user, "assistant": assistant}
+        if given.sandbox_mode == "none":
+            how["command"] = Direct.name
 
         async def make(put: Put) -> None:
             async with (
-                self._open_agent(user=scope[CALLER].user, **how) as agent,
+                self._open_agent(**how) as agent,
                 aclosing(agent.stream(given.messages, resume=resume)) as events,
             ):
                 async for event in events:

@@ -80,7 +80,7 @@ async def test_what_cannot_be_run_is_told_before_anything_is_made(here: Platform
         ({}, "NotFound"),
         ({"sandbox_session_id": "0" * 12}, "NotFound"),
         ({"sandbox_session_id": session, "sandbox_provider": "e2b"}, "InvalidArgument"),
-        ({"sandbox_session_id": session, "assistant": "nobody"}, "InvalidArgument"),
+        ({"sandbox_session_id": session, "assistant": "nobody"}, "NotPermitted"),
         ({"sandbox_session_id": session, "more": 1}, "InvalidArgument"),
         ({"sandbox_session_id": session, "messages": []}, "InvalidArgument"),
         ({"sandbox_mode": "local", "sandbox_session_id": "../x"}, "InvalidArgument"),
