@@ -299,8 +299,8 @@ async def test_who_is_refused_gets_no_sandbox(tmp_path: Path) -> None:
             body = {"chatSessionId": "c1", **given}
             answer = await here.ask("POST", "marketplace/expert/prepare-invoke", json=body)
             assert (answer.status_code, answer.json()["title"]) == (403, "NotPermitted")
-        body = {"messages": [{"role": "user", "content": "x"}], "sandbox_mode": "local"}
-        answer = await here.ask("POST", "agent/invoke", json=body)
+        run = {"messages": [{"role": "user", "content": "x"}], "sandbox_mode": "local"}
+        answer = await here.ask("POST", "agent/invoke", json=run)
         assert (answer.status_code, answer.json()["title"]) == (403, "NotPermitted")
         assert await here.data("GET", "sandbox") == []
         await here.prepare("c1", projectId="open")
