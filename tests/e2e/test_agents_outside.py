@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 import yaml
 from anyio import to_thread
@@ -159,7 +160,7 @@ def _kept(folder: Path) -> list[str]:
     return [each.read_bytes().decode("latin-1") for each in files]
 
 
-CALLS = [
+CALLS: list[tuple[str, dict[str, Any]]] = [
     ("sums__long", {"size": 100_000_000}),
     ("flood", {}),
     ("garbage", {}),
@@ -168,22 +169,27 @@ CALLS = [
     ("sums__die", {}),
     ("fine", {"text": "still here"}),
 ]
-CALL = f"""
+CALL = """
 with open(sys.argv[sys.argv.index("--mcp-config") + 1]) as file:
     host = json.load(file)["mcpServers"]["host"]
 peer = subprocess.Popen([host["command"], *host["args"]], stdin=-1, stdout=-1)
 
 def ask(method, **params):
-    line = {{"jsonrpc": "2.0", "id": method, "method": method, "params": params}}
+    line = {"jsonrpc": "2.0", "id": method, "method": method, "params": params}
     peer.stdin.write(json.dumps(line).encode() + b"\\n")
     peer.stdin.flush()
     return json.loads(peer.stdout.readline())["result"]
 
-ask("initialize", protocolVersion="2025-06-18", capabilities={{}},
-    clientInfo={{"name": "a", "version": "1"}})
-results = [ask("tools/call", name=name, arguments=given) for name, given in {CALLS}]
-end(json.dumps([each["content"][0]["text"] for each in results]))
+ask("initialize", protocolVersion="2025-06-18", capabilities={},
+    clientInfo={"name": "a", "version": "1"})
+results = [ask("tools/call", name=name, arguments=given) for name, given in CALLS]
+end(json.dumps([host["args"][-1], *(each["content"][0]["text"] for each in results)]))
 """
+
+
+def calling(calls: list[tuple[str, dict[str, Any]]]) -> str:
+    """A prompt: call these tools of the host, and end with the socket and what they answered."""
+    return f"CALLS = {calls}\n{CALL}"
 
 
 @on_bubblewrap
@@ -204,11 +210,12 @@ async def test_whatever_a_tool_of_the_host_does_is_an_error_of_that_call_and_the
     settings["connectors"]["one"]["url"] = "http://127.0.0.1:9"
     before_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     async with open_agent("caller", config=Config.model_validate(settings)) as agent:
-        events = [each async for each in agent.stream(asked(CALL))]
+        events = [each async for each in agent.stream(asked(calling(CALLS)))]
     last = events[-1]
     assert isinstance(last, Completion)
     assert not last.is_error, last
-    *_, died, fine = said = json.loads(last.content)
+    _, *said = json.loads(last.content)
+    died, fine = said[-2:]
     assert [each.split(";")[0] for each in said[:3]] == [
         *("sums__long failed", "flood failed", "garbage failed")
     ]
@@ -218,3 +225,33 @@ async def test_whatever_a_tool_of_the_host_does_is_an_error_of_that_call_and_the
     failing = ("sums__long", "flood", "garbage", "sums__die")
     assert heard == [(name, name in failing) for name, _ in CALLS]
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kb < 64 << 10
+
+
+@on_bubblewrap
+async def test_of_two_runs_at_once_each_has_its_tools_of_the_host(settings: dict[str, Any]) -> None:
+    settings["bridge"] = {"path": "/tmp/yao.sock"}
+    settings["connectors"]["one"]["url"] = "http://127.0.0.1:9"
+    ended: list[Completion] = []
+    came = 0
+    both = anyio.Event()
+
+    async def meet() -> str:
+        nonlocal came
+        came += 1
+        if came == 2:
+            both.set()
+        await both.wait()
+        return "met"
+
+    async with open_agent(config=Config.model_validate(settings), tools=[meet]) as agent:
+
+        async def run() -> None:
+            ended.append(await agent.execute(asked(calling([("meet", {})]))))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(run)
+            tasks.start_soon(run)
+    (first, *one), (second, *other) = sorted(json.loads(each.content) for each in ended)
+    assert one == other == ["met"]
+    assert first == "/tmp/yao.sock"
+    assert second.startswith("/tmp/yao.sock.")
