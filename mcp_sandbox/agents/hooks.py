@@ -8,6 +8,7 @@ import inspect
 import json
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -56,7 +57,7 @@ class Computer:
 
 
 class HookMemory:
-    """The data that the hooks of a chat keep in its record."""
+    """The data that the hooks of a chat keep in its record, and locks of its conversations."""
 
     def __init__(self, ledger: UseTimes, chat: ChatId) -> None:
         self._ledger, self._chat = ledger, chat
@@ -70,6 +71,11 @@ class HookMemory:
         if len(text) > _MOST_MEMORY:
             raise TooLarge(f"ctx.memory has {len(text):,} bytes; at most {_MOST_MEMORY:,} are kept")
         await self._ledger.records.keep(self._chat, "memory", lambda _: json.loads(text), now_s)
+
+    def hold(self, conversation: str) -> AbstractAsyncContextManager[bool]:
+        """Yield whether no other run, in whatever process, goes on with the conversation."""
+        name = ChatId(self._chat.user, conversation)
+        return self._ledger.records.hold(name, at_once=True)
 
 
 @dataclass

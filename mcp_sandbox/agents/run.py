@@ -2,7 +2,12 @@
 
 import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    suppress,
+)
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from io import StringIO
@@ -52,7 +57,6 @@ class Agent:
     hooks: Hooks = field(default_factory=Hooks)
     memory: HookMemory | None = None
     on_end: Callable[[Completion], Awaitable[None]] | None = None
-    in_use: set[str] = field(default_factory=set[str])
     _tasks: TaskGroup | None = field(default=None, init=False)
     _runs: "set[_Listener]" = field(default_factory=set["_Listener"], init=False)
 
@@ -100,28 +104,29 @@ class Agent:
         """
         read_conversation(messages)
         executor = self.executor()
-        if self._tasks is None:
-            raise errors.Draining("the agent is closed: open it again")
         if resume and not self.sandbox:
             raise errors.InvalidArgument(
                 "without a sandbox nothing is resumed: give the earlier messages"
             )
         conversation = str(uuid5(NAMESPACE_OID, f"mcp-sandbox {self.chat} {self.assistant.name}"))
-        if resume and conversation in self.in_use:
-            raise errors.Busy("the conversation is in use by another run: wait for its end")
-        run = _Listener(executor, conversation if resume else "")
-        self._runs.add(run)
-        self.in_use.add(run.resumed)
-        self._tasks.start_soon(self._run, run, messages)
-        try:
-            async for events in run.told:
-                for event in events:
-                    yield event
-        finally:
-            await run.stop()
-            run.told.close()
-            self._runs.discard(run)
-            self.in_use.discard(run.resumed)
+        async with AsyncExitStack() as stack:
+            if resume and self.memory:
+                free = await stack.enter_async_context(self.memory.hold(conversation))
+                if not free:
+                    raise errors.Busy("the conversation is in use by another run: wait for its end")
+            if self._tasks is None:
+                raise errors.Draining("the agent is closed: open it again")
+            run = _Listener(executor, conversation if resume else "")
+            self._runs.add(run)
+            self._tasks.start_soon(self._run, run, messages)
+            try:
+                async for events in run.told:
+                    for event in events:
+                        yield event
+            finally:
+                await run.stop()
+                run.told.close()
+                self._runs.discard(run)
         if run.error:
             raise run.error
 

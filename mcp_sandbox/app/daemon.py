@@ -52,7 +52,6 @@ class _ChatServer:
     ending: "Shutdown"
     building: anyio.Lock = field(default_factory=anyio.Lock)
     server: "SandboxServer | None" = None
-    conversations: set[str] = field(default_factory=set[str])
 
     async def built(self) -> "SandboxServer":
         """Import and build it beside the event loop, once: that takes about a second."""
@@ -101,7 +100,6 @@ class _ChatServer:
 
         given |= {"config": self.config, "manager": self.manager.open}
         async with open_agent(**given) as agent:
-            agent.in_use = self.conversations
             yield agent
 
     async def serve_http(self, listener: "TcpListener", tokens: "Tokens", anonymous: bool) -> None:

@@ -19,14 +19,23 @@ import pytest
 from anyio import to_thread
 
 from mcp_sandbox.agents.assistants import read_assistant
-from mcp_sandbox.agents.events import Completion, Event, Notice, Started, Text, Unknown
+from mcp_sandbox.agents.events import (
+    Completion,
+    Event,
+    Notice,
+    Started,
+    Text,
+    Unknown,
+)
 from mcp_sandbox.agents.executors.base import ModelAccess
 from mcp_sandbox.agents.executors.claude import Claude
+from mcp_sandbox.agents.hooks import HookMemory
 from mcp_sandbox.agents.run import Agent, Tell
 from mcp_sandbox.app.chats import open_manager
 from mcp_sandbox.config import LimitsConfig
 from mcp_sandbox.errors import Busy, CommandFailed, Draining, InvalidArgument, Unsupported
 from mcp_sandbox.models import ChatId
+from mcp_sandbox.sessions.chat_records import ChatRecords, UseTimes, system_clock
 from mcp_sandbox.sessions.manager import SessionManager
 from mcp_sandbox.sessions.session import Session
 from tests.conftest import configured
@@ -99,10 +108,14 @@ async def no_way(_tell: Tell) -> AsyncGenerator[ModelAccess]:
 
 @asynccontextmanager
 async def working(
-    session: Session, arguments: dict[str, Any] | None = None, *, timeout_s: float = 30
+    session: Session,
+    arguments: dict[str, Any] | None = None,
+    *,
+    timeout_s: float = 30,
+    **more: Any,
 ) -> AsyncGenerator[Agent]:
     make = partial(Claude.read, arguments or {}, "the arguments")
-    agent = Agent(session.chat, session, PLAIN, make, no_way, timeout_s)
+    agent = Agent(session.chat, session, PLAIN, make, no_way, timeout_s, **more)
     async with agent.opened():
         yield agent
 
@@ -287,12 +300,21 @@ async def test_a_conversation_goes_on_by_its_record_or_begins_anew_and_says_so(
     assert begun[1] == went_on[1]
 
 
-async def test_one_run_at_a_time_goes_on_with_a_conversation(session: Session) -> None:
-    async with working(session) as agent, aclosing(agent.stream(asked(ENDLESS), resume=True)) as on:
-        assert isinstance(await anext(on), Notice)
-        with pytest.raises(Busy, match="in use"):
-            await agent.execute(asked("end()"), resume=True)
-        assert (await agent.execute(asked("end()"))).content == "done"
+async def test_one_run_of_all_servers_goes_on_with_a_conversation(
+    session: Session, data: Path
+) -> None:
+    # As each process has them.
+    mine, others = (
+        HookMemory(UseTimes(ChatRecords(data), system_clock), session.chat) for _ in range(2)
+    )
+    async with working(session, memory=mine) as agent, working(session, memory=others) as other:
+        async with aclosing(agent.stream(asked(ENDLESS), resume=True)) as on:
+            assert isinstance(await anext(on), Notice)
+            for each in (agent, other):
+                with pytest.raises(Busy, match="in use"):
+                    await each.execute(asked("end()"), resume=True)
+                assert (await each.execute(asked("end()"))).content == "done"
+        assert (await other.execute(asked("end()"), resume=True)).content == "done"
 
 
 async def test_what_cannot_be_asked_starts_nothing(session: Session) -> None:
