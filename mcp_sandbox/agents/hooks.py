@@ -138,6 +138,17 @@ class Hooks:
         return (changed or payload).completion, ""
 
 
+async def account_for(
+    completion: Completion, on_end: Callable[[Completion], Awaitable[None]]
+) -> None:
+    """Tell of a run, though its caller may have left; a failure is logged."""
+    try:
+        with anyio.CancelScope(shield=True):
+            await _within_limit(on_end(completion))
+    except Exception:
+        _LOGGER.exception("on_end failed: a run is not accounted for")
+
+
 async def _within_limit(hook: Awaitable[_T]) -> _T:
     with anyio.move_on_after(LIMIT_S):
         return await hook

@@ -22,7 +22,15 @@ from mcp_sandbox import errors
 from mcp_sandbox.agents.assistants import Assistant
 from mcp_sandbox.agents.events import Completion, Event, LineDecoder, Notice, Progress, Text, Usage
 from mcp_sandbox.agents.executors.base import Executor, ModelAccess, Program, Run
-from mcp_sandbox.agents.hooks import Computer, Context, FileInfo, HookMemory, Hooks, Messages
+from mcp_sandbox.agents.hooks import (
+    Computer,
+    Context,
+    FileInfo,
+    HookMemory,
+    Hooks,
+    Messages,
+    account_for,
+)
 from mcp_sandbox.agents.messages import Conversation, read_conversation
 from mcp_sandbox.models import ChatId, ExecResult
 from mcp_sandbox.runtime.channel import own_tasks
@@ -44,8 +52,8 @@ class Agent:
     """Does what it is asked in a chat's computer, at once too; raises what a session raises.
 
     `sandbox` is the chat's session, or None. Each run has an `executor` and a `way` of its own,
-    which may tell events of the run. `on_end` gets each completion, as the hooks leave it.
-    `in_use`: the conversations that runs go on with, which several agents may share.
+    which may tell events of the run. `on_end` gets each completion, as the hooks leave it, and
+    what was used by a run that is cut off. `memory` is where the chat is kept.
     """
 
     chat: ChatId
@@ -153,42 +161,45 @@ class Agent:
         return {"program": version.strip(), "model": f"answers {status}", "tools": tools}
 
     async def _run(self, run: "_Listener", messages: Messages) -> None:
-        options = {"assistant": self.assistant.name, "resume": bool(run.resumed)}
         made = self.sandbox is not None and not self.sandbox.has_sandbox
         try:
             with run.telling, run.scope:
-                known = await self.memory.load() if self.memory else {}
-                calls = self.read_file, self.write_file, self.list_dir, self.exec
-                computer = Computer(*calls) if self.sandbox else None
-                context = Context(self.chat, run.progress, computer, deepcopy(known))
-                messages = await self.hooks.before(context, messages, options)
-                conversation = read_conversation([*self.assistant.prompts, *messages])
-                completion = await self._completion(run, conversation)
-                completion, problem = await self.hooks.after(context, completion, options)
-                try:
-                    if self.memory and context.memory != known:
-                        await self.memory.save(context.memory)
-                except (errors.SandboxError, TypeError, ValueError) as exc:
-                    problem += f" What ctx.memory holds is not kept: {exc}"
-                if self.on_end:
-                    await self.on_end(completion)
-                await run.tell([*([Notice(problem)] if problem else ()), completion])
+                if made:
+                    await run.progress("Creating the sandbox")
+                    await self.session.exec(["true"])
+                    await run.tell([Progress("Sandbox ready"), Progress("")])
+                await self._run_between_hooks(run, messages)
         except errors.SandboxError as exc:
             run.error = exc
             if made and isinstance(exc, errors.NotPermitted) and self.session.has_sandbox:
                 await self.session.reset()
         finally:
+            if self.on_end and (run.done or run.usage().total):
+                why = f"failed: {run.error}" if run.error else "cancelled: its caller has left"
+                await account_for(run.done or run.completion(why), self.on_end)
             run.ended.set()
 
+    async def _run_between_hooks(self, run: "_Listener", messages: Messages) -> None:
+        options = {"assistant": self.assistant.name, "resume": bool(run.resumed)}
+        known = await self.memory.load() if self.memory else {}
+        calls = self.read_file, self.write_file, self.list_dir, self.exec
+        computer = Computer(*calls) if self.sandbox else None
+        context = Context(self.chat, run.progress, computer, deepcopy(known))
+        messages = await self.hooks.before(context, messages, options)
+        conversation = read_conversation([*self.assistant.prompts, *messages])
+        completion = await self._completion(run, conversation)
+        run.done, problem = await self.hooks.after(context, completion, options)
+        try:
+            if self.memory and context.memory != known:
+                await self.memory.save(context.memory)
+        except (errors.SandboxError, TypeError, ValueError) as exc:
+            problem += f" What ctx.memory holds is not kept: {exc}"
+        await run.tell([*([Notice(problem)] if problem else ()), run.done])
+
     async def _completion(self, run: "_Listener", conversation: Conversation) -> Completion:
-        began_s = anyio.current_time()
         ended = "timeout: its time was over"
         try:
             with anyio.move_on_after(self.timeout_s + (_LATE_S if self.sandbox else 0)):
-                if self.sandbox and not self.sandbox.has_sandbox:
-                    await run.progress("Creating the sandbox")
-                    await self.session.exec(["true"])
-                    await run.tell([Progress("Sandbox ready"), Progress("")])
                 for name in self.assistant.taught:
                     await self.session.skills.activate(name, by_user=True)
                 async with self.way(run.tell) as way:
@@ -197,7 +208,7 @@ class Agent:
                     await run.take(b"\n")
         except errors.SandboxGone as exc:
             ended = f"sandbox: {exc}"
-        return run.completion(ended, round((anyio.current_time() - began_s) * 1000))
+        return run.completion(ended)
 
     async def _start(
         self, listener: "_Listener", way: ModelAccess, conversation: Conversation
@@ -269,6 +280,8 @@ class _Listener:
         self.scope, self.ended = anyio.CancelScope(), anyio.Event()
         self.error: errors.SandboxError | None = None
         self.usage: Callable[[], Usage] = Usage
+        self.done: Completion | None = None
+        self._began_s = anyio.current_time()
         self._lines = LineDecoder()
         self._last: Completion | None = None
         self._text = StringIO()
@@ -301,14 +314,15 @@ class _Listener:
                 self._text.write(event.text[:_MOST_TEXT])
             yield event
 
-    def completion(self, ended: str, duration_ms: int) -> Completion:
+    def completion(self, ended: str) -> Completion:
         """Return the program's own, or what there was when it `ended` without one."""
+        took_ms = round((anyio.current_time() - self._began_s) * 1000)
         last = self._last or Completion("", is_error=True, reason=ended)
         return replace(
             last,
             content=last.content or self._text.getvalue(),
             usage=last.usage if last.usage.total else self.usage(),
-            duration_ms=last.duration_ms or duration_ms,
+            duration_ms=last.duration_ms or took_ms,
         )
 
 

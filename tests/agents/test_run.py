@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 from anyio import to_thread
 
@@ -23,13 +24,15 @@ from mcp_sandbox.agents.events import (
     Completion,
     Event,
     Notice,
+    Progress,
     Started,
     Text,
     Unknown,
+    Usage,
 )
 from mcp_sandbox.agents.executors.base import ModelAccess
 from mcp_sandbox.agents.executors.claude import Claude
-from mcp_sandbox.agents.hooks import HookMemory
+from mcp_sandbox.agents.hooks import Context, HookMemory, Hooks, Messages
 from mcp_sandbox.agents.run import Agent, Tell
 from mcp_sandbox.app.chats import open_manager
 from mcp_sandbox.config import LimitsConfig
@@ -103,7 +106,8 @@ WAYS = iter(range(1000))
 @asynccontextmanager
 async def no_way(_tell: Tell) -> AsyncGenerator[ModelAccess]:
     """The program of the tests asks no model."""
-    yield ModelAccess("http://127.0.0.1:9", f"token-{next(WAYS)}", "test-model")
+    usage = partial(Usage, 5, 2, 7)
+    yield ModelAccess("http://127.0.0.1:9", f"token-{next(WAYS)}", "test-model", usage=usage)
 
 
 @asynccontextmanager
@@ -315,6 +319,40 @@ async def test_one_run_of_all_servers_goes_on_with_a_conversation(
                     await each.execute(asked("end()"), resume=True)
                 assert (await each.execute(asked("end()"))).content == "done"
         assert (await other.execute(asked("end()"), resume=True)).content == "done"
+
+
+async def test_a_run_that_is_cut_off_is_accounted_for_and_who_fails_at_it_harms_none(
+    session: Session, caplog: pytest.LogCaptureFixture
+) -> None:
+    accounted: list[Completion] = []
+
+    async def on_end(completion: Completion) -> None:
+        await anyio.lowlevel.checkpoint()
+        accounted.append(completion)
+        raise RuntimeError("the disk is full")
+
+    async with working(session, on_end=on_end) as agent:
+        async with aclosing(agent.stream(asked(ENDLESS))) as events:
+            assert await anext(events) == Text("so far", partial=True)
+        (cut,) = accounted
+        assert (cut.content, cut.is_error, cut.usage) == ("so far", True, Usage(5, 2, 7))
+        assert cut.reason.startswith("cancelled: ")
+        last = await agent.execute(asked("end()"))
+        assert accounted[1:] == [last]
+    assert caplog.text.count("on_end failed") == 2
+
+
+async def test_the_sandbox_is_made_and_told_of_before_a_hook_has_it(session: Session) -> None:
+    async def create(ctx: Context, messages: Messages, _: object) -> Messages:
+        assert ctx.sandbox
+        await ctx.progress((await ctx.sandbox.exec(["echo", "seen"])).strip())
+        return messages
+
+    await session.reset()
+    async with working(session, hooks=Hooks(create)) as agent:
+        events, _ = await all_of(agent.stream(asked("end()")))
+    told = [each.text for each in events if isinstance(each, Progress)]
+    assert told == ["Creating the sandbox", "Sandbox ready", "", "seen"]
 
 
 async def test_what_cannot_be_asked_starts_nothing(session: Session) -> None:
