@@ -24,6 +24,7 @@ from mcp_sandbox.config import Config, DockerConfig, load_config
 from mcp_sandbox.config.sources import KNOWN, LoadedConfig
 from mcp_sandbox.models import ChatId
 from mcp_sandbox.workspace.layout import parse_aliases
+from tests.e2e import npm
 from tests.server.scripted import answering, server_of, shipped_skills
 from tests.web.clients import served
 
@@ -256,6 +257,7 @@ def test_the_agents_programs_are_those_of_the_image() -> None:
     listed = (ROOT / "images/claude/programs.txt").read_text().replace("ARCH", "x64").splitlines()
     (line,) = [block for block in blocks("sh") if block.startswith("npm install")]
     assert re.findall(r"@\S+@\S+", line) == [each for each in listed if each.startswith("@")]
+    assert f"npm install --global --prefix ~/agents {npm.PACKAGES['codex']}" in SPANS
 
 
 def test_settings_have_the_shown_defaults_and_meanings(monkeypatch: pytest.MonkeyPatch) -> None:
