@@ -101,7 +101,7 @@ def read_conversation(messages: Sequence[Mapping[str, Any]]) -> Conversation:
     system = [block for each in given if each.role == "system" for block in each.blocks()]
     talk = [each for each in given if each.role != "system"]
     turns = [{"role": each.role, "content": each.blocks()} for each in talk]
-    if not turns or turns[-1]["role"] != "user":
+    if not turns or turns[-1]["role"] != "user" or _is_blank(*turns[-1]["content"]):
         raise InvalidArgument("there is no request: the last message must be one of the user")
     if any(block["type"] != "text" for block in system):
         raise InvalidArgument("a system message takes text alone: give the user's the image")
@@ -111,3 +111,7 @@ def read_conversation(messages: Sequence[Mapping[str, Any]]) -> Conversation:
             "into files of the workspace"
         )
     return Conversation("\n\n".join(block["text"] for block in system), turns)
+
+
+def _is_blank(text: Mapping[str, Any], *images: object) -> bool:
+    return not (images or text["text"].strip())

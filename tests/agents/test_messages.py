@@ -63,6 +63,7 @@ def test_images_stay_with_the_turn_that_they_belong_to() -> None:
         ([], "last message must be one of the user"),
         ([said("system", "x")], "last message must be one of the user"),
         ([said("user", "x"), said("assistant", "y")], "last message must be one of the user"),
+        ([said("user", " \n")], "last message must be one of the user"),
         ([said("user", [])], "messages.0.content: .*at least 1"),
         ([said("tool", "x")], "messages.0.role: .*'system', 'user' or 'assistant'"),
         ([said("user", [{"type": "audio"}])], "messages.0.content.0: .*'audio'.*'text', 'image'"),
