@@ -7,8 +7,8 @@ async def next(ctx, payload, options) -> None | payload  after it, also if it fa
 import inspect
 import json
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import Any, ClassVar, TypeVar
 import anyio
 
 from mcp_sandbox.agents.events import Completion
-from mcp_sandbox.errors import ConfigError, NotPermitted, TooLarge
+from mcp_sandbox.errors import Busy, ConfigError, NotPermitted, TooLarge
 from mcp_sandbox.models import ChatId
 from mcp_sandbox.sessions.chat_records import UseTimes
 
@@ -72,10 +72,14 @@ class HookMemory:
             raise TooLarge(f"ctx.memory has {len(text):,} bytes; at most {_MOST_MEMORY:,} are kept")
         await self._ledger.records.keep(self._chat, "memory", lambda _: json.loads(text), now_s)
 
-    def hold(self, conversation: str) -> AbstractAsyncContextManager[bool]:
-        """Yield whether no other run, in whatever process, goes on with the conversation."""
+    @asynccontextmanager
+    async def hold(self, conversation: str) -> AsyncGenerator[None]:
+        """Go on with a conversation. Raises Busy: a run does already, in whatever process."""
         name = ChatId(self._chat.user, conversation)
-        return self._ledger.records.hold(name, at_once=True)
+        async with self._ledger.records.hold(name, at_once=True) as free:
+            if not free:
+                raise Busy("the conversation is in use by another run: wait for its end")
+            yield
 
 
 @dataclass

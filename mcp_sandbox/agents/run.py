@@ -2,12 +2,7 @@
 
 import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
-from contextlib import (
-    AbstractAsyncContextManager,
-    AsyncExitStack,
-    asynccontextmanager,
-    suppress,
-)
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from io import StringIO
@@ -107,6 +102,7 @@ class Agent:
         Raises:
             InvalidArgument, TooLarge: the messages cannot be used.
             NotPermitted: a hook refuses them; a sandbox that was made for this run has ended.
+            Busy: another run goes on with the conversation.
             Unsupported: the sandbox does not have the program.
             OperatorError: no model can be reached, or no sandbox be made.
         """
@@ -117,11 +113,7 @@ class Agent:
                 "without a sandbox nothing is resumed: give the earlier messages"
             )
         conversation = str(uuid5(NAMESPACE_OID, f"mcp-sandbox {self.chat} {self.assistant.name}"))
-        async with AsyncExitStack() as stack:
-            if resume and self.memory:
-                free = await stack.enter_async_context(self.memory.hold(conversation))
-                if not free:
-                    raise errors.Busy("the conversation is in use by another run: wait for its end")
+        async with self.memory.hold(conversation) if resume and self.memory else nullcontext():
             if self._tasks is None:
                 raise errors.Draining("the agent is closed: open it again")
             run = _Listener(executor, conversation if resume else "")
