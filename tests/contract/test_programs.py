@@ -13,7 +13,7 @@ from mcp_sandbox.config import AgentsConfig, Config
 from mcp_sandbox.errors import ConfigError
 from mcp_sandbox.models import ChatId
 
-README = Path(__file__).parents[2] / "README.md"
+PAGE = Path(__file__).parents[2] / "docs" / "agents.md"
 CHAT = ChatId("tester", "programs")
 
 
@@ -79,13 +79,13 @@ def test_programs_that_are_not_there_are_told_with_their_setting(tmp_path: Path)
 @pytest.mark.claude
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-async def test_the_line_of_the_readme_brings_the_agent(config: Config, tmp_path: Path) -> None:
-    (line,) = re.findall(r"`(npm install [^`]*~/agents[^`]*)`", README.read_text())
+async def test_the_lines_of_the_docs_bring_the_agent(config: Config, tmp_path: Path) -> None:
+    (lines,) = re.findall(r"^```sh\n(npm install [^`]*)```", PAGE.read_text(), re.MULTILINE)
     npm = shutil.which("npm")
     assert npm
     await to_thread.run_sync(
         lambda: subprocess.run(
-            ["bash", "-e", "-c", line.replace("~/agents", str(tmp_path / "agents"))],
+            ["bash", "-e", "-c", lines.replace("~/agents", str(tmp_path / "agents"))],
             check=True,
             stdin=subprocess.DEVNULL,
             capture_output=True,
