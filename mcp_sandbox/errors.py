@@ -12,7 +12,7 @@
     │   ├── ConfigError
     │   ├── BackendUnavailable · ImageMissing · InsecureSandbox
     │   ├── CapacityReached · StorageUnavailable · BackupDamaged
-    │   ├── AlreadyServed · NoDaemon · Draining
+    │   ├── AlreadyServed · NoDaemon · Draining · ChatElsewhere
     │   └── SourceUnavailable · UnusableSkill
     └── SandboxGone       the sandbox has died; the next call gets a new one
 
@@ -133,6 +133,10 @@ class NoDaemon(OperatorError):
 
 class Draining(OperatorError):
     """The server is about to end and takes no further call."""
+
+
+class ChatElsewhere(OperatorError):
+    """Another server has the chat."""
 
 
 class SourceUnavailable(OperatorError):

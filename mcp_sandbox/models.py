@@ -224,7 +224,8 @@ class Statistics:
     """What a server holds now; `queued` calls wait for one of `max_open` places.
 
     `connections` counts those that sandboxes began, by what became of them. `unsaved` counts the
-    chats that are not saved yet; None without an object store.
+    chats that are not saved yet; None without an object store. `leases`: how many chats this server
+    has of those that servers share; None if it shares none.
     """
 
     open: int
@@ -235,6 +236,7 @@ class Statistics:
     pool: Mapping[str, int] = field(default_factory=dict[str, int])
     connections: Mapping[str, int] = field(default_factory=dict[str, int])
     unsaved: int | None = None
+    leases: int | None = None
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,10 @@ PROGRAM = "redis-server"
 
 
 class RedisServer:
-    """The server; `strike` kills or hangs it."""
+    """The server; `strike` kills or hangs it. `options` are more of its command line."""
 
-    def __init__(self) -> None:
+    def __init__(self, *options: str) -> None:
+        self._options = options
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.port: int = free.getsockname()[1]
         self._process: subprocess.Popen[bytes] | None = None
@@ -26,7 +27,7 @@ class RedisServer:
             self._process.wait(10)
         options = ["--save", "", "--appendonly", "no", "--port", str(self.port)]
         self._process = subprocess.Popen(
-            [PROGRAM, *options, "--bind", "127.0.0.1"], stdout=subprocess.DEVNULL
+            [PROGRAM, *options, "--bind", "127.0.0.1", *self._options], stdout=subprocess.DEVNULL
         )
         for _ in range(500):
             with socket.socket() as tried:

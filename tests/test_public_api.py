@@ -53,3 +53,10 @@ def test_importing_the_package_imports_nothing_else_of_ours() -> None:
 
 def test_command_line_starts_without_the_heavy_libraries() -> None:
     assert not imported_after("import mcp_sandbox.cli") & {"mcp", "docker", "mcp_sandbox.server"}
+
+
+def test_one_machine_loads_nothing_of_several() -> None:
+    rooms = ("app.daemon", "app.chats", "sessions.manager", "web.uvicorn_server", "doctor.machine")
+    modules = imported_after("import " + ", ".join(f"mcp_sandbox.{room}" for room in rooms))
+    assert not modules & {"redis", "obstore", "fastapi"}
+    assert not {name for name in modules if name.endswith((".leases", ".passing_on"))}

@@ -5,6 +5,7 @@ libraries of a backend that is not used.
 """
 
 import logging
+import secrets
 import signal
 import tempfile
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -21,7 +22,7 @@ from anyio.abc import TaskGroup, TaskStatus
 
 from mcp_sandbox import errors
 from mcp_sandbox.backends.base import Backend, NoopBackend
-from mcp_sandbox.backends.sandbox_records import sandbox_user
+from mcp_sandbox.backends.sandbox_records import boot_id, sandbox_user
 from mcp_sandbox.config import Config, StorageConfig, load_config, own_folders
 from mcp_sandbox.models import PROGRAMS, BackendName, ChatId, Mount
 from mcp_sandbox.telemetry import logs
@@ -30,12 +31,14 @@ if TYPE_CHECKING:
     from mcp_sandbox.audit import Audit
     from mcp_sandbox.egress.rules import EgressRules as Hosts
     from mcp_sandbox.server.server import SandboxServer
-    from mcp_sandbox.sessions.chat_records import Clock, UseTimes
+    from mcp_sandbox.sessions.chat_records import ChatRecords, Clock, UseTimes
     from mcp_sandbox.sessions.doors import Egress
     from mcp_sandbox.sessions.manager import SessionManager
     from mcp_sandbox.sessions.sandbox.context import SessionContext
     from mcp_sandbox.sessions.session import Session
     from mcp_sandbox.sessions.skills import Skills
+    from mcp_sandbox.storage.leases import Leases
+    from mcp_sandbox.storage.redis import FleetStore
     from mcp_sandbox.telemetry.calls import Count
     from mcp_sandbox.workspace.projects import ClientFolders
 
@@ -116,7 +119,7 @@ async def open_manager(
     from mcp_sandbox.audit import open_audit
     from mcp_sandbox.policy import choose_profile, load_rules
     from mcp_sandbox.sessions.approvals import Approvals
-    from mcp_sandbox.sessions.chat_records import ChatRecords, UseTimes, system_clock
+    from mcp_sandbox.sessions.chat_records import UseTimes, system_clock
     from mcp_sandbox.sessions.gate import PolicyCheck
     from mcp_sandbox.sessions.manager import SessionManager
     from mcp_sandbox.sessions.sandbox.context import SessionContext
@@ -125,12 +128,13 @@ async def open_manager(
     from mcp_sandbox.workspace.pool import PoolFolder
     from mcp_sandbox.workspace.projects import ClientFolders, Projects
 
-    ledger = UseTimes(ChatRecords(config.data_dir), clock or system_clock)
+    now, shared = clock or system_clock, for_many and bool(config.fleet.name)
     folder = config.data_dir / "sandbox" / "audit"
     async with (
         choose_backend(config) as (backend, why),
         open_audit(folder, config.audit) as audit,
-        _open_egress(config, ledger, audit) as egress,
+        _open_records(config, now, shared=shared) as (records, leases),
+        _open_egress(config, ledger := UseTimes(records, now), audit) as egress,
     ):
         logger.info("backend %s: %s", backend.name, why)
         programs = await to_thread.run_sync(find_programs, config)
@@ -162,6 +166,7 @@ async def open_manager(
                 pool_max_age_s=config.pool.max_age,
             ),
             egress=egress,
+            leases=leases,
         )
         await to_thread.run_sync(_add_saving, context, config)
         skills = skills or open_skills(config)
@@ -174,6 +179,42 @@ async def open_manager(
         )
         async with SessionManager(context, skills, judge, count=count, pool=pool) as manager:
             yield manager
+
+
+@asynccontextmanager
+async def open_fleet(config: Config) -> "AsyncGenerator[FleetStore]":
+    """Open what this server shares with others, in Redis. Raises ConfigError."""
+    await to_thread.run_sync(import_module, "mcp_sandbox.storage.leases")
+    from mcp_sandbox.storage.redis import FleetStore, Server
+
+    fleet, place = config.fleet, f"{await to_thread.run_sync(boot_id)} {config.data_dir}"
+    server = Server(fleet.name, fleet.url.rstrip("/"), secrets.token_hex(8), place)
+    async with aclosing(FleetStore(fleet.redis, server, fleet.lease)) as store:
+        yield store
+
+
+@asynccontextmanager
+async def _open_records(
+    config: Config, clock: "Clock", *, shared: bool
+) -> "AsyncGenerator[tuple[ChatRecords, Leases | None]]":
+    """Open the records of chats, and the leases of those that are `shared`."""
+    from mcp_sandbox.sessions.chat_records import ChatRecords, SharedRecords
+
+    if not shared:
+        yield ChatRecords(config.data_dir), None
+        return
+    async with open_fleet(config) as store:
+        from mcp_sandbox.storage.leases import Leases
+
+        try:
+            await store.check()
+        except errors.StorageUnavailable as exc:
+            logger.warning("chats that servers share are refused until it answers: %s", exc)
+        if not config.storage.endpoint:
+            logger.warning("no files follow a chat to another server: storage is not set")
+        lease_s, wait_s = config.fleet.lease, config.sessions.queue_wait
+        leases = Leases(store, lambda: clock().steady_s, lease_s=lease_s, wait_s=wait_s)
+        yield SharedRecords(config.data_dir, store, leases), leases
 
 
 def _add_saving(context: "SessionContext", config: Config) -> None:

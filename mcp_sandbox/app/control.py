@@ -1,15 +1,18 @@
 """What the control API is made of: who may have a sandbox, and where it is told that it is made."""
 
 import inspect
+import json
 import logging
+import re
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing, asynccontextmanager, nullcontext
+from contextlib import aclosing, asynccontextmanager, nullcontext, suppress
 from functools import partial
 from importlib import import_module
+from typing import TYPE_CHECKING
 
 import anyio
 from anyio import to_thread
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Scope
 
 from mcp_sandbox.agents.assistants import read_assistant
 from mcp_sandbox.app.agents import read_spec
@@ -17,19 +20,29 @@ from mcp_sandbox.config import Config
 from mcp_sandbox.control.lifecycle import Control, OpenAgent, Prepare, make_app
 from mcp_sandbox.errors import ConfigError, InvalidArgument, NotPermitted, OperatorError
 from mcp_sandbox.models import ChatId
+from mcp_sandbox.server.identity import CALLER
 from mcp_sandbox.sessions.chat_records import AssistantSpec
 from mcp_sandbox.sessions.manager import SessionManager
+
+if TYPE_CHECKING:
+    from mcp_sandbox.web.passing_on import Passing
 
 logger = logging.getLogger(__name__)
 
 _Hook = Callable[..., object]
+_ABOUT = re.compile(r"/api/sandbox/(by-chat/(?P<chat>[^/]+)|(?P<id>[0-9a-f]{12})/.+)")
 
 
 @asynccontextmanager
 async def open_control(
-    config: Config, manager: Callable[[], Awaitable[SessionManager]], open_agent: OpenAgent
+    config: Config,
+    manager: Callable[[], Awaitable[SessionManager]],
+    open_agent: OpenAgent,
+    passing: "Passing | None" = None,
 ) -> AsyncGenerator[ASGIApp]:
     """Open the control API; the sandboxes that it has begun to make end with the block.
+
+    `passing` has requests answered by the servers of their chats.
 
     Raises ConfigError: `control.access_check` or `fleet.redis` cannot be used.
     """
@@ -43,8 +56,24 @@ async def open_control(
     check = partial(_check_access, config, hook)
     closing = aclosing(bridge) if bridge else nullcontext()
     async with closing, anyio.create_task_group() as tasks:
-        yield make_app(Control(manager, tasks, check, open_agent, bridge))
+        control = Control(manager, tasks, check, open_agent, bridge)
+        app = make_app(control)
+        yield passing(app, partial(_find_chat, control)) if passing else app
         tasks.cancel_scope.cancel()
+
+
+async def _find_chat(control: Control, scope: Scope, body: bytes) -> ChatId | None:
+    """Return the chat that a request is about; what is not valid is about none."""
+    user, path = scope[CALLER].user, scope["path"]
+    with suppress(ValueError, TypeError, KeyError):
+        if path.endswith(("/prepare", "/prepare-invoke")):
+            return ChatId(user, json.loads(body)["chatSessionId"])
+        if path.startswith("/api/agent/"):
+            return await control.chat_named(user, json.loads(body)["sandboxSessionId"])
+        if found := _ABOUT.fullmatch(path):
+            named = found["chat"]
+            return ChatId(user, named) if named else await control.chat_named(user, found["id"])
+    return None
 
 
 def _load_hook(place: str) -> _Hook | None:

@@ -12,6 +12,7 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import anyio
 from anyio import to_thread
@@ -26,12 +27,15 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
     from mcp_sandbox.agents.run import Agent
+    from mcp_sandbox.config import HttpConfig
     from mcp_sandbox.daemon.acceptor import ChatHello, TimedStream
     from mcp_sandbox.daemon.daemon import Shutdown
     from mcp_sandbox.server.server import SandboxServer
     from mcp_sandbox.sessions.session import Session
     from mcp_sandbox.sessions.skills import Skills
+    from mcp_sandbox.storage.leases import Leases
     from mcp_sandbox.telemetry.metrics import Metrics
+    from mcp_sandbox.web.passing_on import Passing
     from mcp_sandbox.web.tokens import Tokens
     from mcp_sandbox.web.uvicorn_server import TcpListener
     from mcp_sandbox.workspace.projects import ClientFolders
@@ -76,6 +80,7 @@ class _ChatServer:
             **{f"pool_{name}_total": pool[name] for name in ("hits", "misses") if name in pool},
             **{f"connections_total/{verdict}": n for verdict, n in held.connections.items()},
             **({} if held.unsaved is None else {"chats_unsaved": held.unsaved}),
+            **({} if held.leases is None else {"leases": held.leases}),
         }
 
     async def _session(self, chat: ChatId) -> "Session":
@@ -108,15 +113,17 @@ class _ChatServer:
         from mcp_sandbox.web.uvicorn_server import open_http
 
         async with (
-            self._control() as control,
+            self._passing() as passing,
+            self._control(passing) as control,
             open_http(
                 server,
                 listener,
-                self.config.http,
+                _with_own_name(self.config),
                 tokens=tokens,
                 anonymous=anonymous,
                 metrics=self.metrics.text,
                 control=control,
+                passing=passing,
             ) as door,
         ):
             logger.info("MCP over HTTP at %s", door.url)
@@ -124,7 +131,24 @@ class _ChatServer:
             await self.ending.in_time(door.drain, self.config.serve.grace)
 
     @asynccontextmanager
-    async def _control(self) -> "AsyncGenerator[ASGIApp | None]":
+    async def _passing(self) -> "AsyncGenerator[Passing | None]":
+        """Open the hop to other servers, if chats are shared with some."""
+        if not self.config.fleet.name:
+            yield None
+            return
+        await to_thread.run_sync(import_module, "mcp_sandbox.web.passing_on")
+        from mcp_sandbox.web.passing_on import open_passing
+
+        async def leases() -> "Leases":
+            found = (await self.manager.open()).leases
+            assert found  # noqa: S101 - the configuration names the server
+            return found
+
+        async with open_passing(leases) as passing:
+            yield passing
+
+    @asynccontextmanager
+    async def _control(self, passing: "Passing | None") -> "AsyncGenerator[ASGIApp | None]":
         """Open the API of the control plane, if it is to be served."""
         if not self.config.control.enabled:
             yield None
@@ -137,8 +161,16 @@ class _ChatServer:
             ) from exc
         from mcp_sandbox.app.control import open_control
 
-        async with open_control(self.config, self.manager.open, self.agent) as control:
+        given = self.config, self.manager.open, self.agent, passing
+        async with open_control(*given) as control:
             yield control
+
+
+def _with_own_name(config: Config) -> "HttpConfig":
+    """Let in what other servers pass on, under the name that they know."""
+    own, http = urlsplit(config.fleet.url).netloc, config.http
+    names = (*http.allowed_hosts, *([own] if own else ()))
+    return http.model_copy(update={"allowed_hosts": names})
 
 
 @asynccontextmanager

@@ -65,6 +65,8 @@ def _figures(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         f"{chats['open']} open (at most {chats['max_open']}), {chats['busy']} busy, "
         f"{chats['background']} processes in the background, {chats['queued']} calls wait",
     )
+    if chats["leases"] is not None:
+        yield "leases", f"of {chats['leases']} chats that servers share"
     if pool := ", ".join(f"{name} {number}" for name, number in chats["pool"].items()):
         yield "warm pool", pool
 

@@ -240,7 +240,7 @@ class StorageConfig(Section):
 
 
 class FleetConfig(Section):
-    """What a platform and its servers share."""
+    """What a platform and its servers share; with a name the server is one of several."""
 
     redis: Annotated[
         str,
@@ -248,6 +248,21 @@ class FleetConfig(Section):
         # A password may stand there.
         PlainSerializer(lambda value: re.sub("//.*@", "//(hidden)@", value), when_used="json"),
     ] = setting("", "Redis in which a platform reads what was prepared, as redis://HOST:PORT/DB")
+    name: Annotated[str, Field(pattern=r"^([A-Za-z0-9][\w.-]{0,63})?$")] = setting(
+        "", "this server's name among those that share chats; empty = it shares none"
+    )
+    url: Annotated[str, Field(pattern=r"^(https?://[^/]+/?)?$")] = setting(
+        "", "where the other servers reach its HTTP, such as http://10.0.0.5:8080"
+    )
+    lease: Duration = setting(
+        30.0, "how long a server that is not heard of keeps its chats", ge=1.0
+    )
+
+    @model_validator(mode="after")
+    def _complete(self) -> "FleetConfig":
+        if bool(self.name) != bool(self.url) or (self.name and not self.redis):
+            raise ValueError("write all of fleet.redis, name and url, or no name and no url")
+        return self
 
 
 class SessionsConfig(Section):

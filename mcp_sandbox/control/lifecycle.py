@@ -176,13 +176,8 @@ class Control:
 
     async def find(self, scope: Scope, session_id: str) -> SessionStatus:
         """Return the session of that id among the caller's. Raises NotFound."""
-        # A user may choose names of chats until one has the short id of another user's.
-        wanted, manager = (scope[CALLER].user, session_id), await self.manager()
-        if wanted not in self._chats:
-            rows = await manager.list(wanted[0])
-            self._chats |= {(row.chat.user, row.id): row.chat for row in rows}
-        chat = self._chats.get(wanted)
-        found = await manager.status(chat) if chat else None
+        chat = await self.chat_named(scope[CALLER].user, session_id)
+        found = await (await self.manager()).status(chat) if chat else None
         if found is None:
             raise NotFound(f"there is no session {session_id[:40]!r}: prepare its chat first")
         return found
@@ -213,6 +208,14 @@ class Control:
                     await put(line(event={"type": type(event).__name__, **asdict(event)}))
 
         return Streamed(make, work.LINES, alive=b"\n", last=lambda exc: line(error=problem(exc)))
+
+    async def chat_named(self, user: str, session_id: str) -> ChatId | None:
+        """Return the chat of a user's session; None if there is no such."""
+        # A user may choose names of chats until one has the short id of another user's.
+        if (user, session_id) not in self._chats:
+            rows = await (await self.manager()).list(user)
+            self._chats |= {(row.chat.user, row.id): row.chat for row in rows}
+        return self._chats.get((user, session_id))
 
     async def prepare(self, user: str, given: Prepare) -> SandboxSession:
         """Get or create the session of a chat; its sandbox is made beside."""
@@ -363,10 +366,11 @@ class Control:
         manager = await self.manager()
         async with self._turns.setdefault(row.chat, anyio.Lock()):
             await self._settled(row)
-            await manager.stop(row.chat)
             kept = read_control(await manager.use_times.records.look(row.chat))
+            # Before its end, after which another server may have the chat. It counts from then on.
             if not kept.get("terminated"):
                 await self._keep(row.chat, {**kept, "terminated": True})
+            await manager.stop(row.chat)
         told, found = await self._changed(row), await manager.status(row.chat)
         return Terminated(told.status, not found.unsaved if found and manager.saving else None)
 

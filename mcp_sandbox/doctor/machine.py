@@ -23,6 +23,7 @@ from mcp_sandbox.app.chats import (
     ISOLATING,
     on_trial,
     open_backend,
+    open_fleet,
     open_manager,
     read_allowed_hosts,
     temporary_data,
@@ -108,7 +109,7 @@ async def examine(config: Config) -> Report:
     checks = await to_thread.run_sync(examine_machine, config)
     checks += [await examine_skills(config), *await examine_engine(config)]
     checks += await to_thread.run_sync(examine_network, config)
-    checks += await examine_storage(config)
+    checks += [*await examine_storage(config), *await examine_fleet(config)]
     usable = list[BackendName]()
     for place in ISOLATING:
         found = await examine_place(place, config)
@@ -260,6 +261,23 @@ async def examine_storage(config: Config) -> list[Check]:
     took_ms = (time.perf_counter() - started) * 1000
     where = f"{config.storage.endpoint}, bucket {config.storage.bucket}"
     return [check("ok", f"{where}: put, get, list and delete took {took_ms:.0f} ms")]
+
+
+async def examine_fleet(config: Config) -> list[Check]:
+    """Return whether servers can share chats by the Redis; nothing where they do not."""
+    if not config.fleet.name:
+        return []
+    check = partial(Check, "fleet", "Redis")
+    try:
+        async with open_fleet(config) as store:
+            await store.check()
+            others = ", ".join(f"{each.name} at {each.url}" for each in await store.servers())
+    except OperatorError as exc:
+        return [check("fail", "no chats are shared", str(exc))]
+    found = f"{store.place}; servers that live: {others}"
+    if config.storage.endpoint:
+        return [check("ok", found)]
+    return [check("warn", f"{found}; no files follow a chat", "set storage: see docs/storage.md")]
 
 
 async def examine_engine(config: Config) -> list[Check]:

@@ -27,6 +27,7 @@ _TODO: tuple[tuple[type[errors.SandboxError], str], ...] = (
         "processes and /tmp are gone.",
     ),
     (errors.CapacityReached, "Try again later, or tell the user that the sandbox server is full."),
+    (errors.ChatElsewhere, "Try again in a moment; if it stays so, tell the user."),
     (
         errors.OperatorError,
         "A person must fix this on the machine of the sandbox server; other arguments will not "

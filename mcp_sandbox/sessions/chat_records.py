@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import anyio
 from anyio import to_thread
@@ -28,6 +28,11 @@ from mcp_sandbox import durable
 from mcp_sandbox.errors import BackendUnavailable, InvalidArgument, StorageUnavailable
 from mcp_sandbox.models import BackendName, ChatId, Limits, SandboxId
 from mcp_sandbox.workspace.retention import Moment
+
+if TYPE_CHECKING:
+    # Loaded only by servers that share chats.
+    from mcp_sandbox.storage.leases import Leases
+    from mcp_sandbox.storage.redis import FleetStore
 
 logger = logging.getLogger(__name__)
 
@@ -109,6 +114,8 @@ class ChatRecords:
     def __init__(self, data_root: Path) -> None:
         self._notes = data_root / "sandbox" / "records"
         self._locks = data_root / "sandbox" / "locks"
+        # Those of this machine, which have its chats' files.
+        self.here: ChatRecords = self
 
     async def get(self, chat: ChatId) -> ChatRecord | None:
         """Return the chat's record, a new one if it is damaged. Needs the chat's lock (`hold`)."""
@@ -214,15 +221,7 @@ class ChatRecords:
     def _put(self, record: ChatRecord) -> None:
         path = self._path(record.chat)
         durable.make_folder(path.parent)
-        content = {
-            **record.further,
-            "backend": record.backend,
-            "sandbox_id": record.sandbox_id,
-            "image": record.image,
-            "spec": record.spec,
-            "created": record.created_s,
-        }
-        durable.write_note(path, content)
+        durable.write_note(path, _note(record))
         os.utime(path, (record.used_s, record.used_s))
 
     def _touch(self, used: Mapping[ChatId, float]) -> None:
@@ -248,6 +247,108 @@ class ChatRecords:
         if path.parent.is_dir():
             # A record that came back after a power cut would be of a chat that is removed.
             durable.sync(path.parent)
+
+
+class SharedRecords(ChatRecords):
+    """The records that servers share; each has a copy of those of its chats.
+
+    The lease of a chat stands above its lock: `hold` takes it, and may raise ChatElsewhere too.
+    What is stored of backups is about the files of one machine. Under "newest" it has the epoch
+    under which a server opened the chat last.
+    """
+
+    def __init__(self, data_root: Path, store: "FleetStore", leases: "Leases") -> None:
+        super().__init__(data_root)
+        self.here = ChatRecords(data_root)
+        self._store = store
+        self._leases = leases
+        leases.share = self._share
+        # The epochs of leases since whose beginning the copy is written along.
+        self._written: dict[ChatId, int | None] = {}
+
+    async def get(self, chat: ChatId) -> ChatRecord | None:
+        return await self._joined(chat, await super().get(chat))
+
+    async def look(self, chat: ChatId) -> ChatRecord | None:
+        return await self._joined(chat, await super().look(chat))
+
+    async def _joined(self, chat: ChatId, mine: ChatRecord | None) -> ChatRecord | None:
+        epoch = self._leases.epoch(chat)
+        if not self._leases.covers(chat) or (epoch and self._written.get(chat) == epoch):
+            return mine
+        found = await self._leases.ask(self._store.read, chat)
+        return _join(mine, _parsed(chat, found)) if found else mine
+
+    async def put(self, record: ChatRecord) -> None:
+        if self._leases.covers(record.chat):
+            await self._leases.ask(self._write, record)
+            self._written[record.chat] = self._leases.epoch(record.chat)
+        await super().put(record)
+
+    async def keep(
+        self, chat: ChatId, name: str, change: Callable[[Any], object], now_s: float
+    ) -> None:
+        keep = self.here.keep if name == BACKUP else super().keep
+        await keep(chat, name, change, now_s)
+
+    async def _write(self, record: ChatRecord) -> None:
+        note, kept = _note(record), read_backup(record)
+        if kept:
+            epochs = (kept.get("epoch", 0), kept.get("newest", 0))
+            note[BACKUP] = {**kept, "epoch": max(epochs)}
+        await self._store.write(record.chat, note, record.used_s)
+
+    async def _share(self, chat: ChatId) -> None:
+        """Write this machine's copy of a record, which Redis has lost."""
+        if record := await self.here.look(chat):
+            await self._write(record)
+
+    async def touch(self, used: Mapping[ChatId, float]) -> None:
+        await super().touch(used)
+        if shared := {chat: when for chat, when in used.items() if self._leases.covers(chat)}:
+            await self._store.touch(shared)
+
+    async def list(self) -> Sequence[ChatRecord]:
+        found = {record.chat: record for record in await super().list()}
+        for chat, stored in (await self._leases.ask(self._store.list)).items():
+            if joined := _join(found.get(chat), _parsed(chat, stored)):
+                found[chat] = joined
+        return sorted(found.values(), key=lambda record: record.used_s, reverse=True)
+
+    async def remove(self, chat: ChatId) -> None:
+        if self._leases.covers(chat):
+            await self._leases.ask(self._store.remove, chat)
+            self._written.pop(chat, None)
+        await super().remove(chat)
+
+    @asynccontextmanager
+    async def hold(self, chat: ChatId, *, at_once: bool = False) -> AsyncGenerator[bool]:
+        async with super().hold(chat, at_once=at_once) as ours:
+            if ours:
+                await self._leases.hold(chat)
+            try:
+                yield ours
+            finally:
+                if ours:
+                    await self._leases.release_ended(chat)
+
+
+def _parsed(chat: ChatId, stored: tuple[dict[str, Any], float]) -> ChatRecord | None:
+    with suppress(ValueError):
+        return _parse(chat, *stored)
+    logger.warning("chat %s: its record in Redis is damaged, and passed over", chat)
+    return None
+
+
+def _join(mine: ChatRecord | None, shared: ChatRecord | None) -> ChatRecord | None:
+    """Return what the servers share of a chat, with what this one has of its backups."""
+    if shared is None:
+        return mine
+    kept, further = dict(read_backup(mine)), dict(shared.further)
+    if BACKUP in further:
+        kept["newest"] = read_backup(shared).get("epoch", 0)
+        further[BACKUP] = kept
+    return replace(shared, further=further)
 
 
 def _of_user(folder: Path, user: str) -> Iterator[ChatRecord]:
@@ -276,10 +377,22 @@ def _read(path: str | Path, chat: ChatId) -> ChatRecord | None:
     Thousands are listed at once: so each file is opened only once.
     """
     found = durable.read_dated_note(path)
-    if found is None:
-        return None
-    # The fields that are left over belong to other modules.
-    note, used_s = found
+    return _parse(chat, *found) if found else None
+
+
+def _note(record: ChatRecord) -> dict[str, Any]:
+    return {
+        **record.further,
+        "backend": record.backend,
+        "sandbox_id": record.sandbox_id,
+        "image": record.image,
+        "spec": record.spec,
+        "created": record.created_s,
+    }
+
+
+def _parse(chat: ChatId, note: dict[str, Any], used_s: float) -> ChatRecord:
+    """Return the record in a note; raises ValueError. What is left over others have written."""
     sandbox_id, image = note.pop("sandbox_id", None) or "", note.pop("image", None) or ""
     spec, created_s = note.pop("spec", ""), note.pop("created", used_s)
     texts = isinstance(sandbox_id, str) and isinstance(image, str) and isinstance(spec, str)

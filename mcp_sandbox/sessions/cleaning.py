@@ -88,7 +88,7 @@ class Cleaner:
         """`own` are the chats that this server uses, or is about to."""
         self._backend = context.backend
         self._workspaces = context.workspaces
-        self._records = context.records
+        self._records = context.records.here
         self.ledger = context.use_times
         self._settings = context.settings
         self._saves = context.saving is not None

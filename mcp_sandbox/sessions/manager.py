@@ -13,6 +13,7 @@ import anyio
 from anyio.abc import TaskGroup, TaskStatus
 
 from mcp_sandbox.errors import (
+    ChatElsewhere,
     OperatorError,
     SandboxError,
     SandboxGone,
@@ -88,6 +89,7 @@ class SessionManager:
         # Where the sandboxes live, how they reach allowed hosts, and who saves their files.
         self.backend: BackendName = context.backend.name
         self.egress = context.egress
+        self.leases = context.leases
         self.saving = context.saving
         if self.saving:
             self.saving.hold_of = self._hold
@@ -120,6 +122,11 @@ class SessionManager:
             )
             context.pool.start()
         tasks.start_soon(self._reaper.run)
+        if self.leases:
+            self.leases.used, capacity = self._own_chats, context.capacity
+            self.leases.places = lambda: (capacity.free, len(capacity.list_taken()))
+            self.leases.let_go = lambda chat, why, lost: self._hold(chat).let_go(why, lost=lost)
+            tasks.start_soon(self.leases.run)
         if self.saving:
             tasks.start_soon(self.saving.run)
         tasks.start_soon(self._look_at_others)
@@ -137,14 +144,21 @@ class SessionManager:
         """Take over, or end, sandboxes that other servers left behind."""
         try:
             if self._context.settings.keep_background:
-                await self._take_over()
+                unknown = await self._take_over()
+                while unknown and self.leases:
+                    await anyio.sleep(_SETTLED_S)
+                    unknown = await self._take_over()
             await anyio.sleep(_SETTLED_S)
             await self._cleaning.end_paused()
         except OperatorError:
             logger.exception("cannot list running sandboxes; a chat's next call finds its own")
 
-    async def _take_over(self) -> None:
-        """Connect to the sandboxes that run already; end those whose chat exists no more."""
+    async def _take_over(self) -> int:
+        """Connect to the sandboxes that run already; end those whose chat exists no more.
+
+        Return for how many it cannot be told whether their chats are still this server's.
+        """
+        unknown = 0
         running = await list_chat_sandboxes(self._context.backend)
         chats = set(await self._context.workspaces.chats())
         for chat, info in running:
@@ -153,8 +167,12 @@ class SessionManager:
                     await self._cleaning.end_leftover(info.id, chat)
                 elif info.state != "paused":
                     await self._hold(chat).adopt(info.id)
-            except SandboxError:
+            except ChatElsewhere:
+                await self._context.backend.destroy(info.id)
+            except SandboxError as exc:
+                unknown += isinstance(exc, StorageUnavailable)
                 logger.exception("chat %s: cannot take over its sandbox until its next call", chat)
+        return unknown
 
     async def __aexit__(
         self,
@@ -221,7 +239,7 @@ class SessionManager:
             await self._context.backend.origin(assistant.image)
             kept, now_s = asdict(assistant), self.use_times.clock().wall_s
             await self.use_times.records.keep(chat, "assistant", lambda _: kept, now_s)
-            hold.mark_outdated()
+            hold.is_outdated = True
         skills = ChatSkills(chat, self._skills, hold.pins, self._gate)
         previews = Previews(chat, self._gate, self._context)
         return Session(hold, self._gate, skills, previews, judged=judged)
@@ -240,7 +258,10 @@ class SessionManager:
         holds = dict(self._holds)
         records = {record.chat: record for record in await self._context.use_times.records.list()}
         prepared = (chat for chat, record in records.items() if read_control(record))
-        known = {*holds, *await self._context.workspaces.chats(), *prepared}
+        for chat in await self.leases.elsewhere(records) if self.leases else ():
+            if found := records[chat].sandbox_id:
+                running[chat] = SandboxInfo(found, {}, "running")
+        known = {*holds, *await self._context.workspaces.chats(), *prepared, *running}
         uses = {chat: hold.use() for chat, hold in holds.items()}
         rows = [
             self._status(chat, records.get(chat), running.get(chat), uses.get(chat, ChatUse()))
@@ -329,6 +350,8 @@ class SessionManager:
 
     async def remove(self, chat: ChatId) -> None:
         """End the chat's sandbox, throw its files into the trash, and delete its backups."""
+        if self.leases:
+            await self.leases.hold(chat)
         if self.saving:
             await self.saving.remove(chat)
         await self._hold(chat).end("remove")
@@ -360,6 +383,7 @@ class SessionManager:
             pool=self._context.pool.statistics() if self._context.pool else {},
             connections={**self.egress.counts} if self.egress else {},
             unsaved=self.saving.unsaved if self.saving else None,
+            leases=len(self.leases.held) if self.leases else None,
         )
 
     async def drain(self, seconds: float, *, hand_over: bool = False) -> None:
@@ -369,5 +393,7 @@ class SessionManager:
         """
         self._gate.close("this sandbox server is about to end: call again in a moment")
         self._handing_over = hand_over
+        if self.leases:
+            await self.leases.leave()
         with anyio.move_on_after(seconds):
             await self._gate.wait_empty()

@@ -4,7 +4,8 @@ A chat that was called is saved a while after its last call, regularly while it 
 a person pauses or ends its sandbox. Its newest backup is restored before a sandbox opens, where
 the chat's files are not on this machine or are older. The chat's record has, under "backup":
 
-    epoch   grows whenever a data root takes the chat over: files of a lower one are older
+    epoch   grows whenever a data root takes the chat over: files of a lower one are older; where
+            servers share chats it is that of the chat's lease
     saved   when they were saved last, in seconds since the epoch
     clean   whether nothing has changed since; False while a sandbox is open
 """
@@ -43,6 +44,10 @@ _PAUSES_S = (1.0, 20.0)
 # How long an opening waits for the list of backups.
 _ANSWER_S = 5.0
 _DESTROY_S = 20.0
+_NEVER_SAVED = (
+    "Another server has had this chat since these files were saved, and has saved nothing of it: "
+    "what was written or installed there, if anything, is lost."
+)
 
 Kept = Mapping[str, Any]
 
@@ -124,7 +129,10 @@ class Saving:
         chats = await self._context.workspaces.chats()
         records = {record.chat: record for record in await self._context.records.list()}
         for chat in {*chats} - self._chats.keys():
-            if not read_backup(records.get(chat)).get("clean"):
+            kept = read_backup(records.get(chat))
+            if not kept.get("clean") and kept.get("newest", 0) > kept.get("epoch", 0):
+                await self.let_go(chat)
+            elif not kept.get("clean"):
                 self._chats[chat] = _Chat(changed_s=self._now_s() - self._settings.every)
 
     def _is_due(self, chat: ChatId, one: _Chat) -> bool:
@@ -152,6 +160,8 @@ class Saving:
                     # A store that hangs is found out before a large upload is.
                     await self._list_soon(chat)
                     await self._save(chat, one)
+                except errors.ChatElsewhere:
+                    await self.let_go(chat)
                 except SandboxError as exc:
                     one.failures += 1
                     # What is wrong with the chat itself, such as its size, lasts longer.
@@ -162,6 +172,13 @@ class Saving:
                         self._context.notices.add(chat, f"Your files are not backed up: {exc}.")
                     logger.warning("chat %s is not saved yet; trying again: %s", chat, exc)
             yield
+
+    async def let_go(self, chat: ChatId) -> None:
+        """Forget a chat that another server has: what files of it are here are older, and stay."""
+        logger.warning("chat %s is on another server: its files here are not saved any more", chat)
+        self._chats.pop(chat, None)
+        records, now_s = self._context.records.here, self._context.use_times.clock().wall_s
+        await records.keep(chat, BACKUP, lambda kept: {**(kept or {}), "clean": True}, now_s)
 
     async def save(self, chat: ChatId) -> Backup | None:
         """Save the chat's files now; None if it has none on this machine."""
@@ -244,23 +261,28 @@ class Saving:
                 larger than they may be now.
         """
         kept, here = dict(read_backup(record)), await self._context.workspaces.exist(chat)
+        own, latest = int(kept.get("epoch", 0)), int(kept.pop("newest", 0))
         if (one := self._chats.get(chat)) is None:
             is_left = here and not kept.get("clean")
             one = self._chats[chat] = _Chat(changed_s=self._now_s() if is_left else None)
             one.called_s = self._now_s()
-        one.epoch, found = int(kept.get("epoch", 1)), one.wanted
+        self._context.check_lease(chat)
+        lease = self._context.leases.epoch(chat) if self._context.leases else None
+        one.epoch, found = lease or own or 1, one.wanted
         try:
             newest = found = found or await self._list_soon(chat)
-            is_older = newest and (not here or newest[0].epoch > kept.get("epoch", 0))
+            is_older = newest and (not here or newest[0].epoch > own)
             if is_older and runs:
                 return None
+            if lease or one.wanted or is_older or not own:
+                one.epoch = self._next_epoch(found, latest, lease)
             if (one.wanted or is_older) and (backup := await self._restore(chat, record, found)):
-                one.saved_at = backup.saved_at
+                one.saved_at, own = backup.saved_at, backup.epoch
                 kept["saved"] = backup.saved_at.timestamp()
-            if one.wanted or is_older or "epoch" not in kept:
-                one.epoch = self._next_epoch(found)
+            if latest > own:
+                self._context.notices.add(chat, _NEVER_SAVED)
         except StorageUnavailable as exc:
-            if not here and (found or "epoch" in kept):
+            if (not here or latest > own) and (found or latest or own):
                 raise errors.BackendUnavailable(
                     f"the files of chat {chat} are in a backup only, and the object store does "
                     f"not answer ({exc}): call again when it does"
@@ -272,9 +294,9 @@ class Saving:
         news = {**kept, "epoch": one.epoch, "clean": False}
         return {**(record.further if record else {}), BACKUP: news}
 
-    def _next_epoch(self, found: Sequence[Backup]) -> int:
-        now = int(1000 * self._context.use_times.clock().wall_s)
-        return max([now, *(backup.epoch + 1 for backup in found)])
+    def _next_epoch(self, found: Sequence[Backup], latest: int, lease: int | None) -> int:
+        now = lease or int(1000 * self._context.use_times.clock().wall_s)
+        return max([now, latest + 1, *(backup.epoch + 1 for backup in found)])
 
     async def _list_soon(self, chat: ChatId) -> Sequence[Backup]:
         """List the chat's backups while a call waits, unless the store failed just now."""

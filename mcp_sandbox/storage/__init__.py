@@ -2,7 +2,8 @@
 
     objects   one bucket, by the library of object stores; its errors in our words
     backups   what is stored of a chat there, and when it counts
-    redis     where a platform reads that the sandbox of a session is made
+    redis     where a platform reads that the sandbox of a session is made, and servers agree
+    leases    which server answers for a chat, and when it lets go
 
 Imported only where `storage` or `fleet` is configured. Knows no sandbox: what packs is handed in.
 """

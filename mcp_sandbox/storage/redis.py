@@ -1,26 +1,81 @@
-"""The Redis of a platform: where it reads that the sandbox of a session is made.
+"""The one file that speaks to Redis: what platforms read there, and what servers share.
+
+    sandbox:{session id}    read by a platform: the sandbox of a session is made
+    born                    when this Redis began to know leases, by its own clock, in ms
+    lease:{user}/{chat}     which server answers for a chat; ends by itself
+    server:{name}           a server that lives; `servers` names them all
+    chat:{user}/{chat}      the record of a chat; `chats` says when each was used last
 
 Each request has an end of our own: the library's retries alone would hold a call for 25 s.
 """
 
 import json
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import asynccontextmanager
-from typing import Any
+import re
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
 
 import anyio
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.driver_info import DriverInfo
-from redis.exceptions import RedisError
+from redis.exceptions import AuthenticationError, RedisError, ResponseError
 
 from mcp_sandbox import __version__
-from mcp_sandbox.errors import ConfigError, StorageUnavailable
+from mcp_sandbox.errors import ConfigError, InvalidArgument, StorageUnavailable
+from mcp_sandbox.models import ChatId
+
+LeaseState = Literal["own", "ending", "gone"]
 
 _ANSWER_S = 3.0
 _SOCKET_S = 1.0
 _KEPT_S = 24 * 3600
+# A chat that nobody used for so long is known by its files and backups alone.
+_RECORD_S = 90 * 24 * 3600
+_BORN, _SERVERS, _CHATS = "born", "servers", "chats"
+
+# KEYS: lease, born. ARGV: name, run, url, ms, the epoch that a former holder presents.
+# While this Redis is younger than a lease, a server may hold one that it does not know.
+_TAKE = """
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local ms, former = tonumber(ARGV[4]), tonumber(ARGV[5])
+local born = tonumber(redis.call('GET', KEYS[2]) or '')
+if not born or born > now then
+  born = now
+  redis.call('SET', KEYS[2], string.format('%.0f', now))
+end
+local found = redis.call('GET', KEYS[1])
+if found then
+  local parsed, lease = pcall(cjson.decode, found)
+  if not (parsed and type(lease) == 'table' and lease.owner == ARGV[1]) then return found end
+  former = tonumber(lease.epoch) or former
+elseif former == 0 and now < born + ms then
+  return false
+end
+local lease = {owner = ARGV[1], run = ARGV[2], url = ARGV[3], state = 'own'}
+lease.epoch = math.max(now, former + 1)
+local text = cjson.encode(lease)
+redis.call('SET', KEYS[1], text, 'PX', ms)
+return text
+"""
+# KEYS: lease. ARGV: run, epoch, ms, state; "gone" gives it back.
+_RENEW = """
+local found = redis.call('GET', KEYS[1])
+if not found then return 'lapsed' end
+local parsed, lease = pcall(cjson.decode, found)
+if not (parsed and type(lease) == 'table' and lease.run == ARGV[1]
+    and lease.epoch == tonumber(ARGV[2])) then return 'lost' end
+if ARGV[4] == 'gone' then
+  redis.call('DEL', KEYS[1])
+else
+  lease.state = ARGV[4]
+  redis.call('SET', KEYS[1], cjson.encode(lease), 'PX', ARGV[3])
+end
+return 'renewed'
+"""
 
 
 class Bridge:
@@ -31,15 +86,7 @@ class Bridge:
 
     def __init__(self, url: str) -> None:
         """Raise ConfigError: it is no address of a Redis."""
-        # One retry: the first request after a restart meets a connection that is dead.
-        retry = Retry(NoBackoff(), 1)
-        options: Any = {"socket_timeout": _SOCKET_S, "socket_connect_timeout": _SOCKET_S}
-        # Else the library reads its own version from the disk at each connection.
-        options["driver_info"] = DriverInfo(name="mcp-sandbox", lib_version=__version__)
-        try:
-            self._redis: Any = Redis.from_url(url, retry=retry, **options)
-        except ValueError as exc:
-            raise ConfigError(f"fleet.redis is no address of a Redis: {exc}") from None
+        self._redis = _open(url)
 
     async def aclose(self) -> None:
         await self._redis.aclose()
@@ -47,13 +94,13 @@ class Bridge:
     async def put(self, session_id: str, value: Mapping[str, Any]) -> None:
         """Write it, and tell those who wait."""
         key, text = _key(session_id), json.dumps(value)
-        async with self._asked(), self._redis.pipeline(transaction=True) as pipe:
+        async with _asked(), self._redis.pipeline(transaction=True) as pipe:
             pipe.set(key, text, ex=_KEPT_S)
             pipe.publish(key, text)
             await pipe.execute()
 
     async def remove(self, session_id: str) -> None:
-        async with self._asked():
+        async with _asked():
             await self._redis.delete(_key(session_id))
 
     async def wait(
@@ -65,10 +112,10 @@ class Bridge:
         """
         key = _key(session_id)
         async with self._redis.pubsub() as news:
-            async with self._asked():
+            async with _asked():
                 await news.subscribe(key)
             for _ in range(tries):
-                async with self._asked():
+                async with _asked():
                     found = await self._redis.get(key)
                 if found is not None:
                     value: Mapping[str, Any] = json.loads(found)
@@ -80,20 +127,207 @@ class Bridge:
     async def _hear(self, news: Any) -> None:  # noqa: ANN401 - the library's is generic
         """Return when a message came."""
         while True:
-            async with self._asked():
+            async with _asked():
                 message = await news.get_message(ignore_subscribe_messages=True, timeout=0.5)
             if message:
                 return
 
-    @asynccontextmanager
-    async def _asked(self) -> AsyncGenerator[None]:
+
+@dataclass(frozen=True)
+class Server:
+    """A server as the others see it; `run` is its process, `place` its data root.
+
+    `free`: how many sandboxes it can open without closing any. `load`: how many are in use.
+    """
+
+    name: str
+    url: str
+    run: str
+    place: str
+    free: int = 0
+    load: int = 0
+
+
+@dataclass(frozen=True)
+class Lease:
+    """Which server answers for a chat. The epoch grows whenever a server takes it."""
+
+    owner: str
+    run: str
+    url: str
+    epoch: int
+    state: LeaseState
+
+
+class FleetStore:
+    """What the servers of a fleet share.
+
+    Every method raises StorageUnavailable: Redis does not answer, or not as one that can be used.
+    """
+
+    def __init__(self, url: str, server: Server, lease_s: float) -> None:
+        """Raise ConfigError: it is no address of a Redis."""
+        self.server, self.place = server, re.sub(".*@|^[a-z]+://", "", url)
+        self._redis = _open(url)
+        self._ms = round(1000 * lease_s)
+        self._take, self._renew = map(self._redis.register_script, (_TAKE, _RENEW))
+
+    async def aclose(self) -> None:
+        await self._redis.aclose()
+
+    async def check(self) -> None:
+        """Raise ConfigError: it is no Redis that servers can share, or our name is taken."""
         try:
-            with anyio.fail_after(_ANSWER_S):
-                yield
-        except (RedisError, OSError, TimeoutError) as exc:
-            why = str(exc) or f"no answer within {_ANSWER_S:g} s"
-            raise StorageUnavailable(f"the Redis of fleet.redis cannot be used: {why}") from exc
+            for other in await self.servers():
+                if other.name == self.server.name and other.place != self.server.place:
+                    raise ConfigError(
+                        f"fleet.name: {other.url} is named {other.name} too; give each server its "
+                        "own (after this one has moved, wait until the lease is over)"
+                    )
+            async with _asked():
+                born, _ = await self._redis.get(_BORN), await self._redis.zcard(_CHATS)
+            if not (born or "0").isdecimal():
+                raise ConfigError(f"fleet.redis: the key {_BORN} there is another program's")
+            await self.renew((), free=0, load=0)
+        except StorageUnavailable as exc:
+            if isinstance(exc.__cause__, AuthenticationError | ResponseError):
+                raise ConfigError(
+                    f"fleet.redis cannot be used ({exc.__cause__}): it needs the right password, a "
+                    "Redis that may be written, and a database without other programs' keys"
+                ) from exc
+            raise
+
+    async def take(self, chat: ChatId, former: int = 0) -> Lease | None:
+        """Take the lease if no other server has it; return the one that holds then.
+
+        None: Redis is too young to know who has it. A `former` holder need not wait for that.
+        """
+        server = self.server
+        args = (server.name, server.run, server.url, self._ms, former)
+        async with _asked():
+            found = await self._take(keys=[f"lease:{chat}", _BORN], args=args)
+        return _read_lease(chat, found)
+
+    async def look(self, chats: Sequence[ChatId]) -> Sequence[Lease | None]:
+        """Return the leases of chats as they are."""
+        if not chats:
+            return ()
+        async with _asked():
+            found = await self._redis.mget([f"lease:{chat}" for chat in chats])
+        return [_read_lease(chat, text) for chat, text in zip(chats, found, strict=True)]
+
+    async def renew(
+        self, leases: Sequence[tuple[ChatId, int, LeaseState]], *, free: int, load: int
+    ) -> Sequence[str]:
+        """Renew all of these, and tell that this server lives.
+
+        Each is then "renewed", "lapsed", if nobody has it, or "lost", if another server has.
+        """
+        alive = json.dumps(asdict(replace(self.server, free=free, load=load)))
+        async with _asked(), self._redis.pipeline(transaction=False) as pipe:
+            pipe.set(f"server:{self.server.name}", alive, px=self._ms)
+            pipe.sadd(_SERVERS, self.server.name)
+            for chat, epoch, state in leases:
+                args = (self.server.run, epoch, self._ms, state)
+                await self._renew(keys=[f"lease:{chat}"], args=args, client=pipe)
+            answers: Sequence[str] = (await pipe.execute())[2:]
+        return answers
+
+    async def servers(self) -> Sequence[Server]:
+        """Return the servers that live."""
+        async with _asked():
+            names = sorted(await self._redis.smembers(_SERVERS))
+            found = await self._redis.mget([f"server:{name}" for name in names]) if names else ()
+        servers: list[Server] = []
+        for text in found:
+            with suppress(ValueError, TypeError):
+                servers.append(Server(**json.loads(text or "")))
+        return servers
+
+    async def read(self, chat: ChatId) -> tuple[dict[str, Any], float] | None:
+        """Return a chat's record, and when it was used last; None if there is none."""
+        async with _asked(), self._redis.pipeline(transaction=False) as pipe:
+            pipe.get(f"chat:{chat}")
+            pipe.zscore(_CHATS, str(chat))
+            text, used_s = await pipe.execute()
+        return _read_note(text, used_s)
+
+    async def write(self, chat: ChatId, note: Mapping[str, Any], used_s: float) -> None:
+        async with _asked(), self._redis.pipeline(transaction=True) as pipe:
+            pipe.set(f"chat:{chat}", json.dumps(note), ex=_RECORD_S)
+            pipe.zadd(_CHATS, {str(chat): used_s})
+            await pipe.execute()
+
+    async def touch(self, used: Mapping[ChatId, float]) -> None:
+        """Move times of use forward; a chat without a record gets none."""
+        async with _asked(), self._redis.pipeline(transaction=False) as pipe:
+            for chat, used_s in used.items():
+                pipe.zadd(_CHATS, {str(chat): used_s}, gt=True, xx=True)
+                pipe.expire(f"chat:{chat}", _RECORD_S)
+            await pipe.execute()
+
+    async def list(self) -> Mapping[ChatId, tuple[dict[str, Any], float]]:
+        """Return every record."""
+        async with _asked():
+            times = await self._redis.zrange(_CHATS, 0, -1, withscores=True)
+            names = [f"chat:{name}" for name, _ in times]
+            texts = await self._redis.mget(names) if names else ()
+        found = dict[ChatId, tuple[dict[str, Any], float]]()
+        for (name, used_s), text in zip(times, texts, strict=True):
+            with suppress(InvalidArgument):
+                if note := _read_note(text, used_s):
+                    found[ChatId(*name.split("/", 1))] = note
+        return found
+
+    async def remove(self, chat: ChatId) -> None:
+        async with _asked(), self._redis.pipeline(transaction=True) as pipe:
+            pipe.delete(f"chat:{chat}")
+            pipe.zrem(_CHATS, str(chat))
+            await pipe.execute()
+
+
+def _open(url: str) -> Any:  # noqa: ANN401 - the library's is generic
+    # One retry: the first request after a restart meets a connection that is dead.
+    retry = Retry(NoBackoff(), 1)
+    options: Any = {"socket_timeout": _SOCKET_S, "socket_connect_timeout": _SOCKET_S}
+    # Else the library reads its own version from the disk at each connection.
+    options["driver_info"] = DriverInfo(name="mcp-sandbox", lib_version=__version__)
+    try:
+        return Redis.from_url(url, retry=retry, decode_responses=True, **options)
+    except ValueError as exc:
+        raise ConfigError(f"fleet.redis is no address of a Redis: {exc}") from None
+
+
+@asynccontextmanager
+async def _asked() -> AsyncGenerator[None]:
+    try:
+        with anyio.fail_after(_ANSWER_S):
+            yield
+    except (RedisError, OSError, TimeoutError) as exc:
+        why = str(exc) or f"no answer within {_ANSWER_S:g} s"
+        raise StorageUnavailable(f"the Redis of fleet.redis cannot be used: {why}") from exc
 
 
 def _key(session_id: str) -> str:
     return f"sandbox:{session_id}"
+
+
+def _read_lease(chat: ChatId, text: str | None) -> Lease | None:
+    if not text:
+        return None
+    try:
+        lease = Lease(**json.loads(text))
+        if isinstance(lease.epoch, int) and lease.url.startswith("http"):
+            return lease
+    except (ValueError, TypeError, AttributeError):
+        pass
+    raise StorageUnavailable(
+        f"lease:{chat} in the Redis of fleet.redis is no lease of a server: look who wrote it, "
+        "then remove that key"
+    )
+
+
+def _read_note(text: str | None, used_s: float | None) -> tuple[dict[str, Any], float] | None:
+    with suppress(ValueError, TypeError):
+        return dict(json.loads(text or "")), used_s or 0.0
+    return None

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import anyio
 import uvicorn
@@ -23,6 +23,10 @@ from mcp_sandbox.errors import ConfigError
 from mcp_sandbox.server.server import SandboxServer
 from mcp_sandbox.web.guard import PATH, HttpGuard, TokenBook
 from mcp_sandbox.web.in_flight import UserSessions
+
+if TYPE_CHECKING:
+    # Loaded only by servers that share chats.
+    from mcp_sandbox.web.passing_on import Passing
 
 
 @dataclass(frozen=True)
@@ -172,15 +176,16 @@ async def open_http(  # noqa: PLR0913 - what is handed to the guard
     anonymous: bool,
     metrics: Callable[[], bytes],
     control: ASGIApp | None = None,
+    passing: "Passing | None" = None,
 ) -> AsyncGenerator[HttpServer]:
     """Serve HTTP while the block runs; what is still served at its end is cancelled and answered.
 
-    `drain` before the end lets calls finish. Raises ConfigError: an allowed host is no host name.
+    `passing` has calls answered by the servers that have their chats. `drain` before the end lets
+    calls finish. Raises ConfigError: an allowed host is no host name.
     """
     sessions = UserSessions(server.core, settings)
-    guard = HttpGuard(
-        sessions.handle_request, settings, listener.place, tokens, anonymous, metrics, control
-    )
+    app = passing(sessions.handle_request) if passing else sessions.handle_request
+    guard = HttpGuard(app, settings, listener.place, tokens, anonymous, metrics, control)
     door = HttpServer(guard, settings, listener)
     async with sessions.run(), anyio.create_task_group() as watching:
         async with anyio.create_task_group() as serving:

@@ -7,17 +7,28 @@ import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
 import anyio
 import pytest
+from anyio import to_thread
 
 from mcp_sandbox.errors import StorageUnavailable
 from mcp_sandbox.models import ChatId, SandboxId
-from mcp_sandbox.sessions.chat_records import ChatRecord, ChatRecords
+from mcp_sandbox.sessions.chat_records import (
+    BACKUP,
+    ChatRecord,
+    ChatRecords,
+    SharedRecords,
+    read_backup,
+)
+from mcp_sandbox.storage.leases import Leases
+from mcp_sandbox.storage.redis import FleetStore, Server
+from tests.redis_server import RedisServer
 
 NOON = 1_767_355_200.0
 HOUR_S = 3600.0
@@ -37,9 +48,30 @@ def record(chat: ChatId, used_s: float = NOON) -> ChatRecord:
     )
 
 
-@pytest.fixture(params=["local"])
-def records(tmp_path: Path) -> ChatRecords:
-    return ChatRecords(tmp_path)
+@pytest.fixture(params=["local", pytest.param("shared", marks=pytest.mark.redis)])
+async def records(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncGenerator[ChatRecords]:
+    if request.param == "local":
+        yield ChatRecords(tmp_path)
+        return
+    server = await to_thread.run_sync(RedisServer)
+    try:
+        async with sharing(server, tmp_path, "a") as (found, _):
+            yield found
+    finally:
+        await to_thread.run_sync(server.close)
+
+
+@asynccontextmanager
+async def sharing(
+    server: RedisServer, data_root: Path, name: str
+) -> AsyncGenerator[tuple[SharedRecords, FleetStore]]:
+    """The records of one of several servers."""
+    store = FleetStore(server.url, Server(name, f"http://{name}", name, name), 30)
+    leases = Leases(store, time.monotonic, lease_s=30, wait_s=0)
+    try:
+        yield SharedRecords(data_root, store, leases), store
+    finally:
+        await store.aclose()
 
 
 @pytest.fixture
@@ -105,7 +137,8 @@ async def test_two_servers_see_each_others_records(tmp_path: Path) -> None:
     assert len(await first.list()) == len(await second.list()) == 20
 
 
-async def test_what_a_newer_server_wrote_stays(records: ChatRecords, note: Path) -> None:
+async def test_what_a_newer_server_wrote_stays(tmp_path: Path, note: Path) -> None:
+    records = ChatRecords(tmp_path)
     await records.put(record(ANN))
     newer = {**json.loads(note.read_bytes()), "machine": {"name": "m1"}}
     note.write_text(json.dumps(newer))
@@ -116,13 +149,46 @@ async def test_what_a_newer_server_wrote_stays(records: ChatRecords, note: Path)
     assert json.loads(note.read_bytes()) == {**newer, "sandbox_id": "mcs-2"}
 
 
-async def test_an_unknown_backend_counts_as_none(records: ChatRecords, note: Path) -> None:
+async def test_an_unknown_backend_counts_as_none(tmp_path: Path, note: Path) -> None:
+    records = ChatRecords(tmp_path)
     await records.put(record(ANN))
     note.write_text(json.dumps({**json.loads(note.read_bytes()), "backend": "punchcards"}))
     found = await records.get(ANN)
     assert found is not None
     assert (found.backend, found.sandbox_id) == (None, "mcs-1")
     assert set_aside(note) == []
+
+
+@pytest.mark.redis
+async def test_servers_see_what_each_other_wrote_but_not_whose_files_are_saved(
+    tmp_path: Path,
+) -> None:
+    server = await to_thread.run_sync(RedisServer)
+    try:
+        async with (
+            sharing(server, tmp_path / "a", "a") as (a, store),
+            sharing(server, tmp_path / "b", "b") as (b, _),
+        ):
+            saved = {**record(ANN).further, BACKUP: {"epoch": 7, "clean": True}}
+            await a.put(replace(record(ANN), further=saved))
+            found = await b.get(ANN)
+            assert found is not None
+            assert found.further == {**record(ANN).further, BACKUP: {"newest": 7}}
+            assert await b.here.list() == []
+            await b.put(found)
+            assert read_backup(await a.look(ANN))["newest"] == 7
+            await b.here.remove(ANN)
+            await b.keep(ANN, BACKUP, lambda _: {"epoch": 5}, NOON)
+            (found,) = await b.list()
+            assert found.further[BACKUP] == {"epoch": 5, "newest": 7}
+            # What nobody can read is passed over: the copy counts.
+            await store.write(ANN, {"sandbox_id": 5}, NOON)
+            assert (await a.look(ANN), await b.get(ChatId("ann", "two"))) == (
+                replace(record(ANN), further=saved),
+                None,
+            )
+    finally:
+        await to_thread.run_sync(server.close)
 
 
 async def test_one_server_at_a_time_holds_a_chat(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 import signal
 import time
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator
 
 import anyio
 import pytest
@@ -15,13 +15,6 @@ from tests.redis_server import RedisServer
 pytestmark = [pytest.mark.anyio, pytest.mark.redis]
 
 MADE = {"providerSandboxId": "x1", "provider": "docker", "containerUrl": None}
-
-
-@pytest.fixture
-def server() -> Iterator[RedisServer]:
-    running = RedisServer()
-    yield running
-    running.close()
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from typing import Literal
 
 import anyio
 
-from mcp_sandbox.errors import SandboxGone
+from mcp_sandbox.errors import SandboxError, SandboxGone, StorageUnavailable
 from mcp_sandbox.models import BackendName, ChatId, SandboxId
 from mcp_sandbox.sessions.approvals import reset_kept
 from mcp_sandbox.sessions.sandbox.context import ChatUse, DiskGuard, OpenSandbox, SessionContext
@@ -18,6 +18,8 @@ from mcp_sandbox.sessions.skill_pins import ChatPins
 from mcp_sandbox.telemetry.calls import span
 
 _MOST_NAMED = 8
+# A lease ends seconds later: until then nothing may run any more.
+_PAUSE_S = 3.0
 
 
 class ChatSandbox:
@@ -42,6 +44,8 @@ class ChatSandbox:
         # Of these, how many use the open sandbox, and how many keep it from ending of age.
         self._inside = self._keeping = self._saves = 0
         self._left = anyio.Event()
+        # Has the next call check whether the sandbox is made as it should be now.
+        self.is_outdated = False
 
     async def take_notices(self) -> list[str]:
         """Return what the agent should know; each text is returned once."""
@@ -156,6 +160,7 @@ class ChatSandbox:
     async def _open(self) -> OpenSandbox:
         async with self._lock:
             if self._held is not None:
+                self._context.check_lease(self.chat)
                 await self._refresh(self._held)
             if self._held is None:
                 await self._context.capacity.take(self)
@@ -169,8 +174,36 @@ class ChatSandbox:
                     if self._held is None:
                         self._context.capacity.release(self)
                     raise
+                try:
+                    self._context.check_lease(self.chat)
+                except StorageUnavailable as exc:
+                    # The making has taken longer than the lease.
+                    await self.let_go(str(exc))
+                    raise
             assert self._held  # noqa: S101
             return self._held
+
+    async def let_go(self, why: str, *, lost: bool = False) -> None:
+        """End the calls under way at once, as this server may not answer for the chat any more.
+
+        The sandbox is paused if that is possible; if another server has the chat, it is `lost` and
+        ends. Its files stay.
+        """
+        if (held := self._held) is None:
+            return
+        held.end_reason = f"{why}. The sandbox was stopped"
+        self._forget(held, goes_on=True)
+        is_paused = False
+        with anyio.CancelScope(shield=True):
+            with suppress(SandboxError), anyio.move_on_after(_PAUSE_S):
+                is_paused = not lost and await held.sandbox.pause()
+            await held.runtime.aclose()
+            if not is_paused:
+                await self._lifecycle.destroy(held)
+                ended = describe_lost(held.runtime.background)
+                self.tell_agent(f"The sandbox has ended since the last call: {why}.{ended}")
+            if lost and self.saving:
+                await self.saving.let_go(self.chat)
 
     async def _refresh(self, held: OpenSandbox) -> None:
         """Resume a paused sandbox; remove one that is dead, too old or made otherwise."""
@@ -201,13 +234,10 @@ class ChatSandbox:
         if ended := describe_lost(background):
             self.tell_agent(f"The sandbox was replaced because of its age.{ended}")
 
-    def mark_outdated(self) -> None:
-        """Have the next call check whether the sandbox is made as it should be now."""
-        if self._held:
-            self._held.is_current = False
-
     async def _renew(self, held: OpenSandbox) -> None:
         """Replace it if it was made with other settings, or shows another folder."""
+        if self.is_outdated:
+            held.is_current = self.is_outdated = False
         project = self._context.projects.folder(self.chat)
         # The client may work in another folder now; while anything runs, the old one stays.
         moved = project not in (None, held.project.folder)

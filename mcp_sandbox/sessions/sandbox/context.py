@@ -50,6 +50,9 @@ if TYPE_CHECKING:
     # Loaded only by servers with an object store.
     from mcp_sandbox.sessions.saving import Saving
 
+    # Loaded only by servers that share chats.
+    from mcp_sandbox.storage.leases import Leases
+
 logger = logging.getLogger(__name__)
 
 _WORDS: dict[Ending, str] = {
@@ -78,7 +81,8 @@ class SessionContext:
     """What chats' sandboxes of one manager share; `tasks` and `pool` are set while that is open.
 
     `addresses`: name and port of each preview so far. `egress` leads to allowed hosts, if any.
-    `saving` has their backups, if there is an object store.
+    `saving` has their backups, if there is an object store; `leases` those that this server has, if
+    it shares chats.
     """
 
     backend: Backend
@@ -92,6 +96,7 @@ class SessionContext:
     pool: WarmPool | None = None
     egress: "Egress | None" = None
     saving: "Saving | None" = None
+    leases: "Leases | None" = None
     tasks: TaskGroup = field(init=False)
     capacity: Capacity = field(init=False)
 
@@ -110,6 +115,11 @@ class SessionContext:
         self.use_times.note_use(chat)
         if changes and self.saving:
             self.saving.note_call(chat)
+
+    def check_lease(self, chat: ChatId) -> None:
+        """Raise StorageUnavailable if another server may have the chat."""
+        if self.leases:
+            self.leases.check(chat)
 
     def start_doors(self, chat: ChatId, held: "OpenSandbox") -> None:
         """Open the doors of a sandbox, and its way to allowed hosts if there is one."""

@@ -374,6 +374,8 @@ class SandboxLifecycle:
         """End it, even if it is in use; log what cannot be removed."""
         with anyio.move_on_after(_DESTROY_S, shield=True) as limit:
             await held.runtime.aclose()
+            if self._context.leases:
+                await self._context.leases.end(self._chat)
             try:
                 await self._context.backend.destroy(held.sandbox.id)
             except OperatorError as exc:

@@ -1,0 +1,143 @@
+"""What becomes of the chats of a server that dies, ends or starts again."""
+
+import logging
+import time
+from pathlib import Path
+
+import anyio
+import pytest
+from anyio import to_thread
+from mcp.types import TextContent
+from pydantic import ValidationError
+from redis.asyncio import Redis
+
+from mcp_sandbox.app.chats import open_manager
+from mcp_sandbox.config import Config, FleetConfig
+from mcp_sandbox.errors import ChatElsewhere, ConfigError
+from mcp_sandbox.models import ChatId
+from mcp_sandbox.sessions.chat_records import system_clock
+from mcp_sandbox.workspace.retention import Moment
+from tests.conftest import configured
+from tests.fleet.machines import LEASE_S, Machine, fleet
+from tests.rclone import S3Server
+from tests.redis_server import RedisServer
+
+logger = logging.getLogger(__name__)
+pytestmark = [pytest.mark.anyio, pytest.mark.redis, pytest.mark.s3, pytest.mark.bubblewrap]
+
+
+async def said(machine: Machine, chat: str, command: str) -> str:
+    """The whole of what an agent reads."""
+    async with machine.agent(chat) as agent:
+        result = await agent.call_tool("exec", {"command": command})
+        return "\n".join(each.text for each in result.content if isinstance(each, TextContent))
+
+
+async def test_a_dead_servers_chats_go_on_at_another(tmp_path: Path) -> None:
+    async with fleet(tmp_path) as two:
+        saved, unsaved, own = [await two.a.prepare(name) for name in ("saved", "unsaved", "own")]
+        await two.a.run(saved["id"], "echo kept > note")
+        await two.a.saved(saved["id"])
+        await two.a.run(saved["id"], "echo late > lost")
+        await two.a.run(unsaved["id"], "echo lost > note")
+        await two.a.run(own["id"], "echo mine > note")
+        await two.a.kill()
+        began = time.monotonic()
+        # No chat begins without the files that it had, only because their store is away.
+        two.store.strike()
+        with pytest.raises(RuntimeError, match=r"503 .*object store"):
+            await two.b.run(saved["id"], "ls")
+        two.store.start()
+        while "store does not answer" in (text := await said(two.b, "saved", "cat note; ls lost")):
+            await anyio.sleep(0.1)
+        took_s = time.monotonic() - began
+        logger.info("taken over %.1f s after the death, lease %g s", took_s, LEASE_S)
+        assert took_s < LEASE_S + 3
+        assert "kept" in text
+        assert "No such file" in text
+        assert "Your files are as of" in text
+        text = await said(two.b, "unsaved", "ls note")
+        assert "No such file" in text
+        assert "written or installed there, if anything, is lost" in text
+        # The server comes back: what it has of others' chats is older, its own goes on.
+        await two.a.start()
+        assert "kept" in await said(two.a, "saved", "cat note")
+        assert await two.has("saved") == "b"
+        assert "mine" in await said(two.a, "own", "cat note")
+        assert await two.has("own") == "a"
+
+
+async def test_a_new_chat_goes_where_there_is_room(tmp_path: Path) -> None:
+    async with fleet(tmp_path, MCP_SANDBOX_SESSIONS__MAX_OPEN="1") as two:
+        first = await two.a.prepare("first")
+        assert await two.a.run(first["id"], "echo first") == "first\n"
+        second = await two.a.prepare("second")
+        assert await two.a.run(second["id"], "echo second") == "second\n"
+        assert [await two.has(name) for name in ("first", "second")] == ["a", "b"]
+
+
+async def test_what_no_server_can_share_chats_by_is_told_at_the_start(tmp_path: Path) -> None:
+    redis = await to_thread.run_sync(RedisServer, "--requirepass", "right")
+    given = {"redis": redis.url, "name": "a", "url": "http://a"}
+    fleet = FleetConfig.model_validate(given)
+    config = configured("unsafe-local", tmp_path).model_copy(update={"fleet": fleet})
+    try:
+        with pytest.raises(ConfigError, match="needs the right password"):
+            async with open_manager(config, for_many=True):
+                pass
+    finally:
+        redis.close()
+    with pytest.raises(ValidationError, match=r"fleet\.redis, name and url"):
+        FleetConfig.model_validate({"name": "a", "redis": redis.url})
+
+
+async def test_a_server_that_is_ended_hands_its_chats_over_at_once(tmp_path: Path) -> None:
+    async with fleet(tmp_path, lease_s=30) as two:
+        session = await two.a.prepare("moved")
+        await two.a.run(session["id"], "echo kept > note")
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(two.a.stop)
+            with anyio.fail_after(20):
+                assert await two.b.run(session["id"], "cat note") == "kept\n"
+        assert await two.has("moved") == "b"
+        # As it was the last that used the chat, nothing is lost.
+        assert "is lost" not in await said(two.b, "moved", "true")
+
+
+async def test_a_clock_that_is_an_hour_ahead_takes_no_chat_early(tmp_path: Path) -> None:
+    chat = ChatId("ada", "timed")
+    redis = await to_thread.run_sync(RedisServer)
+    store = await to_thread.run_sync(S3Server, tmp_path / "s3" / "buckets")
+
+    def ahead() -> Moment:
+        now = system_clock()
+        return Moment(now.wall_s + 3600, now.steady_s)
+
+    def configuration(name: str) -> Config:
+        given = {"redis": redis.url, "name": name, "url": f"http://{name}", "lease": LEASE_S}
+        config = configured("unsafe-local", tmp_path / name)
+        more = {"storage": store.settings(), "fleet": FleetConfig.model_validate(given)}
+        return config.model_copy(update=more)
+
+    try:
+        async with Redis.from_url(redis.url) as asked:
+            await asked.set("born", 1)
+        async with (
+            open_manager(configuration("a"), for_many=True) as a,
+            open_manager(configuration("b"), for_many=True, clock=ahead) as b,
+        ):
+            mine, theirs = await a.session(chat), await b.session(chat)
+            await mine.exec("echo kept > note")
+            began = time.monotonic()
+            while time.monotonic() - began < 1.2 * LEASE_S:
+                assert (await mine.exec("cat note")).stdout == "kept\n"
+                with pytest.raises(ChatElsewhere):
+                    await theirs.exec("cat note")
+            # The files of the last one count, whatever its clock says.
+            for number, (manager, session) in enumerate([(b, theirs), (a, mine), (b, theirs)]):
+                await (a if manager is b else b).stop(chat)
+                assert (await session.exec("cat note")).stdout == "kept\n" + "more\n" * number
+                await session.exec("echo more >> note")
+    finally:
+        redis.close()
+        store.close()
