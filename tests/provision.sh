@@ -7,7 +7,8 @@ cd "$(dirname "$0")/.."
 # program:package
 NEEDED=(dockerd:docker.io docker:docker-cli iptables:iptables bwrap:bubblewrap runsc:runsc
   mmdebstrap:mmdebstrap rg:ripgrep node:nodejs npm:npm ip:iproute2 unshare:util-linux git:git
-  curl:curl wget:wget redis-server:redis-server)
+  curl:curl wget:wget redis-server:redis-server
+  systemd-analyze:systemd)
 DAEMON_JSON=/etc/docker/daemon.json
 DOCKERD_PID=.venv/dockerd.pid
 DOCKERD_LOG=.venv/dockerd.log

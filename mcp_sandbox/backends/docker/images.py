@@ -136,8 +136,8 @@ async def _run(command: list[str], progress: Progress) -> None:
 
 def image_folders() -> dict[str, Path]:
     """Return the folders of the images that can be built, by name."""
-    # Of two folders of one name, that of the first root is used.
-    files = [file for root in reversed(_FOLDERS) for file in root.glob("*/Dockerfile")]
+    # Of two folders of one name, that of the first root is used. That of the server has no tools.
+    files = [file for root in reversed(_FOLDERS) for file in root.glob("*/tools.txt")]
     return {file.parent.name: file.parent for file in files}
 
 
