@@ -10,7 +10,8 @@
     │   └── CommandFailed
     ├── OperatorError     a person has to mend something
     │   ├── ConfigError
-    │   ├── BackendUnavailable · ImageMissing · InsecureSandbox
+    │   ├── BackendUnavailable ── Unsaved
+    │   ├── ImageMissing · InsecureSandbox
     │   ├── CapacityReached · StorageUnavailable · BackupDamaged
     │   ├── AlreadyServed · NoDaemon · Draining · ChatElsewhere
     │   └── SourceUnavailable · UnusableSkill
@@ -101,6 +102,10 @@ class ConfigError(OperatorError):
 
 class BackendUnavailable(OperatorError):
     """The engine or program that isolates does not answer or does not work."""
+
+
+class Unsaved(BackendUnavailable):
+    """A sandbox holds files that cannot be saved now, so it was not ended."""
 
 
 class ImageMissing(OperatorError):

@@ -10,7 +10,7 @@ from typing import Literal, NewType
 from mcp_sandbox.errors import InvalidArgument
 
 SandboxId = NewType("SandboxId", str)
-BackendName = Literal["docker", "bubblewrap", "unsafe-local", "noop"]
+BackendName = Literal["docker", "bubblewrap", "unsafe-local", "e2b", "noop"]
 TokenScope = Literal["mcp", "control", "platform"]
 """What a token is for: the tools, one's own chats in the control API, everybody's chats in it."""
 Network = Literal["none", "allowlist", "open"]
@@ -94,7 +94,7 @@ class Limits:
 class SandboxSpec:
     """What a backend needs to know to make a sandbox; it gives back the `labels` in `running()`.
 
-    `mounts` always hold one for /workspace and one for /home/sandbox.
+    `mounts` hold one for /workspace and one for /home/sandbox, unless the backend holds files.
     `idle_s`: the runner ends itself after this long without connection and processes.
     `image`, for backends that have some, is their own where it is empty.
     """
@@ -418,6 +418,24 @@ class MoveResult:
     source: str
     destination: str
     replaced: bool
+
+
+@dataclass(frozen=True)
+class Mark:
+    """Whose files a sandbox holds, as it says itself; `empty`: there are none."""
+
+    mark: str
+    empty: bool
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a chat's files occupy, and what is free beside; not `complete`: there are more."""
+
+    bytes: int
+    entries: int
+    free: int
+    complete: bool
 
 
 @dataclass(frozen=True)

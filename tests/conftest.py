@@ -2,6 +2,7 @@
 
 import functools
 import gc
+import hashlib
 import os
 import shutil
 from collections.abc import Iterator
@@ -16,12 +17,13 @@ from mcp_sandbox.app.chats import open_backend
 from mcp_sandbox.config import Config, DockerConfig
 from mcp_sandbox.errors import OperatorError
 from mcp_sandbox.models import BackendName
-from tests import leftovers, rclone, redis_server
+from tests import e2b_server, leftovers, rclone, redis_server
 from tests.e2e import chromium, npm
 
 REQUIRED = frozenset(os.environ.get("MCP_SANDBOX_REQUIRE", "").split(",")) - {""}
-PROGRAMS = {"s3": rclone.PROGRAM, "redis": redis_server.PROGRAM}
-NEEDS = ("docker", "runsc", "bubblewrap", "chromium", *PROGRAMS, *npm.PACKAGES)
+PROGRAMS = {"s3": rclone.PROGRAM, "redis": redis_server.PROGRAM, "systemd": "systemd-analyze"}
+LOOKED_FOR = {"chromium": chromium.absent, "e2b": e2b_server.absent}
+NEEDS = ("docker", "runsc", "bubblewrap", *LOOKED_FOR, *PROGRAMS, *npm.PACKAGES)
 
 # Their sandboxes are those of unsafe-local unless they name another backend.
 WITHOUT_WALLS = (
@@ -75,6 +77,10 @@ def configured(name: str, data_dir: Path) -> Config:
     backend: BackendName = "docker"
     if name in ("bubblewrap", "unsafe-local"):
         backend = name  # type: ignore[assignment]
+    if name in ("holding", "e2b"):
+        where: BackendName = "e2b" if name == "e2b" else "unsafe-local"
+        store = rclone.shared().settings(prefix=f"at{hashlib.sha256(bytes(data_dir)).hexdigest()}")
+        return Config(data_dir=data_dir, backend=where, storage=store)
     runtime = "runsc" if name == "docker-runsc" else ""
     image = os.environ.get("MCP_SANDBOX_DOCKER__IMAGE", DockerConfig().image)
     docker = DockerConfig(runtime=runtime, image=image)
@@ -86,8 +92,8 @@ def absent(need: str, scratch: Path) -> str | None:
     """Return why a need is not met on this machine, after really trying it."""
     if need in npm.PACKAGES:
         return _absent_program(need, scratch)
-    if need == "chromium":
-        return chromium.absent()
+    if need in LOOKED_FOR:
+        return LOOKED_FOR[need]()
     if need in PROGRAMS:
         return None if shutil.which(PROGRAMS[need]) else f"{need}: there is no {PROGRAMS[need]}"
     config = configured("docker-runsc" if need == "runsc" else need, scratch / f"probe-{need}")
@@ -165,15 +171,15 @@ def data_root(tmp_path: Path) -> Path:
     return tmp_path / "data"
 
 
-@pytest.fixture(
-    params=[
-        pytest.param("docker", marks=pytest.mark.docker),
-        pytest.param("docker-runsc", marks=(pytest.mark.docker, pytest.mark.runsc)),
-        pytest.param("bubblewrap", marks=pytest.mark.bubblewrap),
-        pytest.param("unsafe-local", marks=pytest.mark.bubblewrap),
-    ],
-    scope="module",
-)
+PLACES = [
+    pytest.param("docker", marks=pytest.mark.docker),
+    pytest.param("docker-runsc", marks=(pytest.mark.docker, pytest.mark.runsc)),
+    pytest.param("bubblewrap", marks=pytest.mark.bubblewrap),
+    pytest.param("unsafe-local", marks=pytest.mark.bubblewrap),
+]
+
+
+@pytest.fixture(params=PLACES, scope="module")
 def backend_name(request: pytest.FixtureRequest) -> str:
     """Every place where a sandbox can live; a test with this runs once in each."""
     name: str = request.param

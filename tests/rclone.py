@@ -1,9 +1,12 @@
 """A real S3 server: `rclone serve s3` of a folder, on a port of its own, for one test module."""
 
+import atexit
+import functools
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -79,3 +82,13 @@ class S3Server:
         self.strike()
         if self._process:
             self._process.wait(10)
+
+
+@functools.cache
+def shared() -> S3Server:
+    """Return the server that all tests of this process have, until it ends."""
+    folder = tempfile.TemporaryDirectory(prefix="mcp-sandbox-s3-")
+    server = S3Server(Path(folder.name) / "buckets")
+    atexit.register(folder.cleanup)
+    atexit.register(server.close)
+    return server

@@ -60,3 +60,17 @@ def test_one_machine_loads_nothing_of_several() -> None:
     modules = imported_after("import " + ", ".join(f"mcp_sandbox.{room}" for room in rooms))
     assert not modules & {"redis", "obstore", "fastapi"}
     assert not {name for name in modules if name.endswith((".leases", ".passing_on"))}
+
+
+def test_one_machine_alone_imports_no_library_of_what_it_does_not_use() -> None:
+    opened = (
+        "import anyio, tempfile, pathlib\n"
+        "from mcp_sandbox.app.chats import open_manager\n"
+        "from mcp_sandbox.config import Config\n"
+        "async def main():\n"
+        "    with tempfile.TemporaryDirectory() as folder:\n"
+        "        config = Config(data_dir=pathlib.Path(folder), backend='noop')\n"
+        "        async with open_manager(config): pass\n"
+        "anyio.run(main)"
+    )
+    assert not imported_after(opened) & {"redis", "obstore", "fastapi", "e2b"}

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from mcp_sandbox.storage.leases import Leases
     from mcp_sandbox.storage.redis import FleetStore
     from mcp_sandbox.telemetry.calls import Count
+    from mcp_sandbox.workspace.directory import Workspaces
     from mcp_sandbox.workspace.projects import ClientFolders
 
 logger = logging.getLogger(__name__)
@@ -57,17 +58,41 @@ async def open_backend(name: BackendName, config: Config) -> AsyncGenerator[Back
         yield NoopBackend()
         return
     # An import reads many files; in a thread it does not hold up other calls.
-    room = "docker" if name == "docker" else "bubblewrap"
+    room = name if name in ("docker", "e2b") else "bubblewrap"
     await to_thread.run_sync(import_module, f"mcp_sandbox.backends.{room}.backend")
     if name == "docker":
         from mcp_sandbox.backends.docker.backend import DockerBackend
 
         async with aclosing(DockerBackend(config.docker, config.data_dir)) as docker:
             yield docker
+    elif name == "e2b":
+        from mcp_sandbox.backends.e2b.backend import E2BBackend
+
+        yield E2BBackend(config.e2b, config.data_dir, _key_of_e2b(config))
     else:
         from mcp_sandbox.backends.bubblewrap.backend import BubblewrapBackend
 
         yield BubblewrapBackend(config.data_dir, walls=name == "bubblewrap")
+
+
+def _key_of_e2b(config: Config) -> Callable[[], Awaitable[str]]:
+    from mcp_sandbox.egress.targets import RefusedError
+    from mcp_sandbox.storage.objects import KeySource
+
+    try:
+        source = KeySource(config.e2b.api_key)
+    except ValueError as exc:
+        raise errors.ConfigError(f"e2b.api_key cannot be understood: {exc}") from None
+
+    async def value() -> str:
+        try:
+            return await source.value()
+        except RefusedError as exc:
+            raise errors.BackendUnavailable(
+                f"the key of E2B cannot be read: {exc}; correct e2b.api_key"
+            ) from exc
+
+    return value
 
 
 @asynccontextmanager
@@ -124,7 +149,6 @@ async def open_manager(
     from mcp_sandbox.sessions.manager import SessionManager
     from mcp_sandbox.sessions.sandbox.context import SessionContext
     from mcp_sandbox.sessions.settings import SessionSettings
-    from mcp_sandbox.workspace.directory import Workspaces
     from mcp_sandbox.workspace.pool import PoolFolder
     from mcp_sandbox.workspace.projects import ClientFolders, Projects
 
@@ -139,14 +163,12 @@ async def open_manager(
         logger.info("backend %s: %s", backend.name, why)
         programs = await to_thread.run_sync(find_programs, config)
         data_dir, owner = config.data_dir, sandbox_user()
-        size = config.pool.size
-        if size == "auto":
-            size = 1 if for_many and backend.name == "docker" else 0
+        size = _pool_size(backend, config, for_many)
         space, shown = config.workspace, config.skills.enabled
         pool = PoolFolder(data_dir, owner=owner, settings=space, skills=shown) if size else None
         context = SessionContext(
             backend,
-            Workspaces(data_dir, owner=owner, settings=space, skills=shown),
+            await to_thread.run_sync(_open_workspaces, backend, config, ledger.records),
             Projects(config.project, data_dir, owner=owner, folders=folders or ClientFolders()),
             ledger,
             audit,
@@ -217,13 +239,65 @@ async def _open_records(
         yield SharedRecords(config.data_dir, store, leases), leases
 
 
+def _pool_size(backend: Backend, config: Config, for_many: bool) -> int:
+    """Return how many sandboxes wait for new chats."""
+    if backend.holds_files:
+        return 0
+    if config.pool.size == "auto":
+        return 1 if for_many and backend.name == "docker" else 0
+    return config.pool.size
+
+
+def _open_workspaces(backend: Backend, config: Config, records: "ChatRecords") -> "Workspaces":
+    """Return the files of all chats. Blocks on the disk."""
+    from mcp_sandbox.workspace.directory import Workspaces
+
+    owner, shown = sandbox_user(), config.skills.enabled
+    if not backend.holds_files:
+        return Workspaces(config.data_dir, owner=owner, settings=config.workspace, skills=shown)
+    from mcp_sandbox.sessions.sandbox.holding import HeldWorkspaces
+
+    check_holding(config)
+    return HeldWorkspaces(
+        config.data_dir, records, owner=owner, settings=config.workspace, skills=shown
+    )
+
+
+def check_holding(config: Config) -> None:
+    """Raise ConfigError for what sandboxes that hold their files themselves cannot have."""
+    if not config.storage.endpoint:
+        raise errors.ConfigError(
+            f"backend {config.backend}: its sandboxes hold the files of chats, and lose them when "
+            "they end: set storage.endpoint, bucket, access_key and secret_key"
+        )
+    shown = {
+        "project.access": config.project.access != "none",
+        "workspace.aliases": config.workspace.aliases,
+        "workspace.subdirectories": config.workspace.subdirectories,
+        "agents.programs": config.agents.programs,
+        "network: allowlist": config.network == "allowlist",
+    }
+    if refused := [name for name, is_set in shown.items() if is_set]:
+        raise errors.ConfigError(
+            f"backend {config.backend}: its sandboxes show no folders of this host, so that it "
+            f"cannot have {', '.join(refused)}: leave it out, or name another backend"
+        )
+
+
 def _add_saving(context: "SessionContext", config: Config) -> None:
     """Have chats saved, if an object store is configured. Blocks on the disk."""
     if config.storage.endpoint:
         from mcp_sandbox.sessions.saving import Saving
         from mcp_sandbox.storage.backups import Backups
 
-        context.saving = Saving(Backups(config.storage), config.storage, context)
+        kept = Backups(config.storage), config.storage, context
+        if context.backend.holds_files:
+            from mcp_sandbox.sessions.sandbox.holding import HeldWorkspaces, Holding
+
+            assert isinstance(context.workspaces, HeldWorkspaces)  # noqa: S101
+            context.saving = context.holding = Holding(*kept, context.workspaces)
+        else:
+            context.saving = Saving(*kept)
 
 
 def read_allowed_hosts(config: Config) -> "Hosts | None":
@@ -251,6 +325,8 @@ def check(config: Config) -> None:
     """Raise ConfigError now for what opening the manager would raise it for. Blocks on the disk."""
     from mcp_sandbox.policy import load_rules
 
+    if config.backend == "e2b":
+        check_holding(config)
     read_allowed_hosts(config)
     find_programs(config)
     load_rules(config.policy.rules)

@@ -47,6 +47,14 @@ class Backend(Protocol):
 
     @property
     def name(self) -> models.BackendName: ...
+    @property
+    def holds_files(self) -> bool:
+        """True where sandboxes have no mounts, but places of their own that outlive a pause.
+
+        These are empty at first and the sandbox user's: /workspace, /home/sandbox, /opt/skills.
+        `attach` starts their runner again where it has ended.
+        """
+
     async def probe(self) -> str:
         """Return one line that says what works here, after really trying it.
 
@@ -90,6 +98,7 @@ class NoopBackend:
     """A backend that makes no sandboxes: sessions exist, and work in them is refused in words."""
 
     name: models.BackendName = "noop"
+    holds_files = False
 
     async def probe(self) -> str:
         return "no sandboxes are made here"

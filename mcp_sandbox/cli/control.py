@@ -35,6 +35,10 @@ Chat = Annotated[
     str, typer.Argument(metavar="CHAT", help="A chat: its id, user/id, or how one of them begins.")
 ]
 
+Force = Annotated[
+    bool, typer.Option("--force", help="Also a sandbox that alone holds files nobody can save.")
+]
+
 
 def status(as_json: AsJson = False, socket: Socket = None) -> None:
     """Show the daemon, and how much it has to do."""
@@ -172,9 +176,9 @@ def ls(
     tell(chats, table(*columns, rows=cells) if chats else "no chats yet", as_json=as_json)
 
 
-def stop(chat: Chat, socket: Socket = None) -> None:
+def stop(chat: Chat, force: Force = False, socket: Socket = None) -> None:
     """End the sandbox of a chat with all that runs in it; its files stay."""
-    done = answer(socket, "stop", {"chat": chat})
+    done = answer(socket, "stop", {"chat": chat, "force": force})
     what = "its sandbox has ended" if done["stopped"] else "it had no sandbox"
     print(f"{done['chat']}: {what}; its files stay")
 

@@ -27,6 +27,7 @@ from mcp_sandbox.config.sections import Config as Config
 from mcp_sandbox.config.sections import ConnectorConfig as ConnectorConfig
 from mcp_sandbox.config.sections import DockerConfig as DockerConfig
 from mcp_sandbox.config.sections import Duration as Duration
+from mcp_sandbox.config.sections import E2BConfig as E2BConfig
 from mcp_sandbox.config.sections import EgressConfig as EgressConfig
 from mcp_sandbox.config.sections import FleetConfig as FleetConfig
 from mcp_sandbox.config.sections import HttpConfig as HttpConfig

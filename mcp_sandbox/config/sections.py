@@ -239,6 +239,17 @@ class StorageConfig(Section):
         return self
 
 
+class E2BConfig(Section):
+    """Sandboxes of the service E2B, for backend: e2b."""
+
+    domain: str = setting("", "where it is; empty = E2B's own cloud")
+    api_key: Annotated[str, AfterValidator(_key_source)] = setting(
+        "env:E2B_API_KEY", "where the key comes from: file:PATH, env:NAME or command: PROGRAM ARGS"
+    )
+    template: str = setting("", "what sandboxes are made from; empty = E2B's own base")
+    timeout: Duration = setting(3600.0, "one that no server holds is paused after so long", ge=60)
+
+
 class FleetConfig(Section):
     """What a platform and its servers share; with a name the server is one of several."""
 
@@ -549,7 +560,7 @@ class Config(Section):
     data_dir: AbsolutePath = Field(
         default_factory=default_data_dir, description="where workspaces and state are kept"
     )
-    backend: Literal["auto", "docker", "bubblewrap", "unsafe-local", "noop"] = setting(
+    backend: Literal["auto", "docker", "bubblewrap", "unsafe-local", "e2b", "noop"] = setting(
         "auto",
         "where sandboxes live; auto = docker if it works, else bubblewrap; noop = nowhere",
     )
@@ -570,6 +581,7 @@ class Config(Section):
     workspace: WorkspaceConfig = WorkspaceConfig()
     project: ProjectConfig = ProjectConfig()
     storage: StorageConfig = StorageConfig()
+    e2b: E2BConfig = E2BConfig()
     fleet: FleetConfig = FleetConfig()
     sessions: SessionsConfig = SessionsConfig()
     pool: PoolConfig = PoolConfig()

@@ -46,7 +46,14 @@ _SHAPES = {
     "secrets": 'NAME: {"from": "command: pass show api", "hosts": ["api.example.com"]}',
 }
 # Values of sandbox variables may be secrets, and so may what is given for a source of one.
-_HIDDEN = ("env", "secrets", "connectors", "storage.access_key", "storage.secret_key")
+_HIDDEN = (
+    "env",
+    "secrets",
+    "connectors",
+    "storage.access_key",
+    "storage.secret_key",
+    "e2b.api_key",
+)
 _BOUNDS = {"ge": "at least", "gt": "more than", "le": "at most"}
 
 

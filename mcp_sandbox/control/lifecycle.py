@@ -361,8 +361,8 @@ class Control:
                 await self._begin(manager, row.chat, None, kept.get("project"))
         return await self._changed(row)
 
-    async def terminate(self, row: SessionStatus) -> Terminated:
-        """End the sandbox of a session; its files stay until they are old."""
+    async def terminate(self, row: SessionStatus, *, force: bool = False) -> Terminated:
+        """End the sandbox of a session; its files stay until they are old. Raises Unsaved."""
         manager = await self.manager()
         async with self._turns.setdefault(row.chat, anyio.Lock()):
             await self._settled(row)
@@ -370,7 +370,7 @@ class Control:
             # Before its end, after which another server may have the chat. It counts from then on.
             if not kept.get("terminated"):
                 await self._keep(row.chat, {**kept, "terminated": True})
-            await manager.stop(row.chat)
+            await manager.stop(row.chat, force=force)
         told, found = await self._changed(row), await manager.status(row.chat)
         return Terminated(told.status, not found.unsaved if found and manager.saving else None)
 
@@ -482,9 +482,16 @@ async def resume(control: Steered, row: Live) -> Answer[SandboxSession]:
 
 
 @lifecycle.post("/sandbox/{id}/terminate")
-async def terminate(control: Steered, row: Row) -> Answer[Terminated]:
-    """End a sandbox; files stay until retention removes them."""
-    return Answer(data=await control.terminate(row))
+async def terminate(
+    control: Steered,
+    row: Row,
+    force: Annotated[bool, Query(description="also one whose files cannot be saved")] = False,
+) -> Answer[Terminated]:
+    """End a sandbox; files stay until retention removes them.
+
+    One that alone holds files which cannot be saved is paused, and the answer is 503.
+    """
+    return Answer(data=await control.terminate(row, force=force))
 
 
 @lifecycle.post("/sandbox/{id}/sync")

@@ -76,7 +76,7 @@ class ChatControl:
         self.commands: Mapping[str, Callable[[JsonObject], Awaitable[JsonObject]]] = {
             "list": self._list,
             "find": self._find,
-            "stop": partial(self._change, "stopped", SessionManager.stop),
+            "stop": self._stop,
             "pause": partial(self._change, "paused", SessionManager.pause),
             "resume": partial(self._change, "resumed", SessionManager.resume),
             "remove": partial(self._change, "removed", SessionManager.remove),
@@ -109,6 +109,10 @@ class ChatControl:
     ) -> JsonObject:
         manager, chat = await self._found(arguments)
         return {"chat": str(chat), key: await change(manager, chat)}
+
+    async def _stop(self, arguments: JsonObject) -> JsonObject:
+        end = partial(SessionManager.stop, force=bool(arguments.get("force")))
+        return await self._change("stopped", end, arguments)
 
     async def _collect(self, arguments: JsonObject) -> JsonObject:
         manager = await self._manager()

@@ -1,11 +1,13 @@
-"""Joins standard input and output to a unix socket: `relay.py [--announce] SOCKET [SECONDS]`.
+"""Joins its input and output to a unix socket: `relay.py [--lines] [--announce] SOCKET [SECONDS]`.
 
 Standard library only, Python 3.9 or newer, imports no other file. It waits up to SECONDS for
 the socket to accept. With --announce, for use inside a sandbox, it says so on standard error and
 ignores other programs' signals. The end of standard input is passed on as a half-close; the relay
-ends when the other side of the socket does. A slow reader slows the writer.
+ends when the other side of the socket does. A slow reader slows the writer. With --lines the output
+is lines of base64, for who takes text only.
 """
 
+import binascii
 import ctypes
 import os
 import signal
@@ -45,9 +47,10 @@ def send_input(connection: socket.socket) -> None:
         return  # The socket is gone: the other direction sees that and ends the process.
 
 
-def write_output(connection: socket.socket) -> None:
+def write_output(connection: socket.socket, as_lines: bool) -> None:
     """Copy the socket to standard output until either of them ends."""
     while data := connection.recv(CHUNK):
+        data = binascii.b2a_base64(data) if as_lines else data
         view = memoryview(data)
         while view:
             view = view[os.write(1, view) :]
@@ -57,6 +60,8 @@ def main(arguments: "list[str]") -> int:
     """Run the relay; returns its exit code."""
     # Before anything else: what passes through here is not for other processes of this user.
     ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
+    as_lines = arguments[:1] == ["--lines"]
+    arguments = arguments[as_lines:]
     announce = arguments[:1] == ["--announce"]
     path, *rest = arguments[1:] if announce else arguments
     try:
@@ -72,7 +77,7 @@ def main(arguments: "list[str]") -> int:
         os.write(2, b"connected\n")
     start_new_thread(send_input, (connection,))
     try:
-        write_output(connection)
+        write_output(connection, as_lines)
     except (ConnectionResetError, BrokenPipeError):
         return 1
     return 0

@@ -20,6 +20,8 @@ from mcp_sandbox.models import (
     GlobResult,
     GrepResult,
     Listing,
+    Mark,
+    Measured,
     MoveResult,
     Packed,
     WriteResult,
@@ -197,6 +199,17 @@ class Files:
 
         reply = await self._channel.call(op, args, timeout_s=inf, sink=pass_on)
         return reply.result, given
+
+    async def mark(self, mark: str = "") -> Mark:
+        """Return whose files these are, as they are marked, after marking them if `mark` is given.
+
+        The sandbox can change that itself.
+        """
+        return _checked(Mark, (await self._call("mark", {"mark": mark})).result)
+
+    async def measure(self) -> Measured:
+        """Return what the files occupy; this is no use of the sandbox."""
+        return _checked(Measured, (await self._call("measure", {})).result)
 
     async def _call(
         self,

@@ -163,7 +163,7 @@ class SessionManager:
         chats = set(await self._context.workspaces.chats())
         for chat, info in running:
             try:
-                if chat not in chats:
+                if not (chat in chats or self._context.holding):
                     await self._cleaning.end_leftover(info.id, chat)
                 elif info.state != "paused":
                     await self._hold(chat).adopt(info.id)
@@ -323,14 +323,17 @@ class SessionManager:
             return (await self._context.workspaces.open_disk_usage(chat).usage()).used_bytes
         return None
 
-    async def stop(self, chat: ChatId, *, if_idle: bool = False) -> bool:
+    async def stop(self, chat: ChatId, *, if_idle: bool = False, force: bool = False) -> bool:
         """End the chat's sandbox and all that runs in it; files stay. Return False if none ran.
 
-        `if_idle`: it stays while a call is under way, and only then False is returned.
+        `if_idle`: it stays while a call is under way, and only then False is returned. Raises
+        Unsaved: it alone holds files that cannot be saved; by `force` it is ended all the same.
         """
         async with self._saved(chat):
             hold = self._hold(chat)
-            return await (hold.release_if_idle(background_too=True) if if_idle else hold.end())
+            if if_idle:
+                return await hold.release_if_idle(background_too=True)
+            return await hold.end(force=force)
 
     async def pause(self, chat: ChatId) -> bool:
         """Stop all that runs in the chat's sandbox, until the next call; False when none runs.

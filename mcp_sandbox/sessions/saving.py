@@ -12,7 +12,8 @@ the chat's files are not on this machine or are older. The chat's record has, un
 
 import logging
 import math
-from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -27,6 +28,7 @@ from mcp_sandbox.config.sections import StorageConfig
 from mcp_sandbox.errors import SandboxError, StorageUnavailable
 from mcp_sandbox.models import ChatId, Mount
 from mcp_sandbox.runtime.files import Files
+from mcp_sandbox.runtime.runtime import Runtime
 from mcp_sandbox.sessions.chat_records import BACKUP, ChatRecord, read_assistant_spec, read_backup
 from mcp_sandbox.sessions.sandbox.chat_sandbox import ChatSandbox
 from mcp_sandbox.sessions.sandbox.context import SessionContext
@@ -36,7 +38,7 @@ from mcp_sandbox.workspace.projects import TARGET
 
 logger = logging.getLogger(__name__)
 
-_ROOTS = ("workspace", "home", "project")
+ROOTS = ("workspace", "home", "project")
 _LOOK_S = 5.0
 _AT_ONCE = 2
 # Twice the longest is less than the minute after which all is saved when the store is back.
@@ -44,7 +46,7 @@ _PAUSES_S = (1.0, 20.0)
 # How long an opening waits for the list of backups.
 _ANSWER_S = 5.0
 _DESTROY_S = 20.0
-_NEVER_SAVED = (
+NEVER_SAVED = (
     "Another server has had this chat since these files were saved, and has saved nothing of it: "
     "what was written or installed there, if anything, is lost."
 )
@@ -81,7 +83,7 @@ class Saving:
         self._backups = backups
         self._settings = settings
         self._context = context
-        self._chats: dict[ChatId, _Chat] = {}
+        self._chats = defaultdict[ChatId, _Chat](_Chat)
         self._places = anyio.CapacityLimiter(_AT_ONCE)
         # How often the store has not answered in a row, when to ask it again, and what it was.
         self._failures, self._not_before_s, self._why = 0, 0.0, ""
@@ -103,7 +105,7 @@ class Saving:
 
     def note_call(self, chat: ChatId) -> None:
         """Note that a call begins or ends that may change files."""
-        one = self._chats.setdefault(chat, _Chat())
+        one = self._chats[chat]
         one.called_s, one.calls = self._now_s(), one.calls + 1
         one.changed_s = one.called_s if one.changed_s is None else one.changed_s
 
@@ -153,7 +155,7 @@ class Saving:
     @asynccontextmanager
     async def before_end(self, chat: ChatId) -> AsyncGenerator[None]:
         """Save the chat if it has changed, and save nothing in the block; a failure is logged."""
-        one = self._chats.setdefault(chat, _Chat())
+        one = self._chats[chat]
         async with one.lock:
             if one.changed_s is not None:
                 try:
@@ -182,32 +184,22 @@ class Saving:
 
     async def save(self, chat: ChatId) -> Backup | None:
         """Save the chat's files now; None if it has none on this machine."""
-        one = self._chats.setdefault(chat, _Chat())
+        one = self._chats[chat]
         async with one.lock:
             return await self._save(chat, one)
 
     async def _save(self, chat: ChatId, one: _Chat) -> Backup | None:
-        hold, calls, began_s = self.hold_of(chat), one.calls, self._now_s()
+        hold = self.hold_of(chat)
         was, used_s = hold.use(), self._context.use_times.used_s(chat)
         if not (was.open or await self._context.workspaces.exist(chat)):
             one.changed_s = None
             return None
         try:
             async with self._places, hold.open_for_save() as held:
-                status = await held.runtime.status()
                 copies = bool(self._context.projects.copies and held.project.mounts)
-                pack = partial(
-                    held.runtime.files.pack,
-                    roots=_ROOTS[: 2 + copies],
-                    leave_out=self._settings.leave_out,
+                saved = await self._store(
+                    chat, one, held.runtime, copies=copies, is_busy=was.calls > 0
                 )
-
-                def is_quiet() -> bool:
-                    busy = was.calls or status.calls or status.background.total
-                    return not busy and calls == one.calls
-
-                with self._asking():
-                    saved = await self._backups.save(chat, one.epoch, pack, quiet=is_quiet)
         finally:
             is_unused = self._context.use_times.used_s(chat) == used_s
             with suppress(SandboxError):
@@ -215,14 +207,36 @@ class Saving:
                     await hold.pause()
                 elif not was.open and is_unused:
                     await hold.release_if_idle()
+        await self._note(chat, one)
+        with suppress(StorageUnavailable), self._asking():
+            await self._backups.prune(chat)
+        return saved
+
+    async def _store(
+        self,
+        chat: ChatId,
+        one: _Chat,
+        runtime: Runtime,
+        *,
+        copies: bool = False,
+        is_busy: bool = False,
+    ) -> Backup:
+        """Save what a sandbox shows."""
+        calls, began_s, status = one.calls, self._now_s(), await runtime.status()
+        leave_out = self._settings.leave_out
+        pack = partial(runtime.files.pack, roots=ROOTS[: 2 + copies], leave_out=leave_out)
+
+        def is_quiet() -> bool:
+            busy = is_busy or status.calls or status.background.total
+            return not busy and calls == one.calls
+
+        with self._asking():
+            saved = await self._backups.save(chat, one.epoch, pack, quiet=is_quiet)
         one.saved_at, one.failures = saved.saved_at, 0
         one.changed_s = None if saved.quiet else began_s
         if calls == one.calls:
             # It is not due again before its next call, or as one that is used.
             one.called_s = math.inf
-        await self._note(chat, one)
-        with suppress(StorageUnavailable), self._asking():
-            await self._backups.prune(chat)
         return saved
 
     async def _note(self, chat: ChatId, one: _Chat) -> None:
@@ -275,28 +289,22 @@ class Saving:
             if is_older and runs:
                 return None
             if lease or one.wanted or is_older or not own:
-                one.epoch = self._next_epoch(found, latest, lease)
-            if (one.wanted or is_older) and (backup := await self._restore(chat, record, found)):
+                one.epoch = next_epoch(
+                    found, latest, lease or int(1000 * self._context.use_times.clock().wall_s)
+                )
+            unpack = partial(self._unpack, chat, record)
+            wanted = found if one.wanted or is_older else ()
+            if wanted and (backup := await self._restore(chat, wanted, unpack, here=here)):
                 one.saved_at, own = backup.saved_at, backup.epoch
                 kept["saved"] = backup.saved_at.timestamp()
             if latest > own:
-                self._context.notices.add(chat, _NEVER_SAVED)
+                self._context.notices.add(chat, NEVER_SAVED)
         except StorageUnavailable as exc:
-            if (not here or latest > own) and (found or latest or own):
-                raise errors.BackendUnavailable(
-                    f"the files of chat {chat} are in a backup only, and the object store does "
-                    f"not answer ({exc}): call again when it does"
-                ) from exc
-            mine = "these are the files of this machine" if here else "it begins without files"
-            self._context.notices.add(
-                chat, f"Whether there are newer files in a backup could not be asked; {mine}."
-            )
+            known = found or latest or own
+            unasked = describe_unasked(chat, exc, here=here and latest <= own, known=known)
+            self._context.notices.add(chat, unasked)
         news = {**kept, "epoch": one.epoch, "clean": False}
         return {**(record.further if record else {}), BACKUP: news}
-
-    def _next_epoch(self, found: Sequence[Backup], latest: int, lease: int | None) -> int:
-        now = lease or int(1000 * self._context.use_times.clock().wall_s)
-        return max([now, latest + 1, *(backup.epoch + 1 for backup in found)])
 
     async def _list_soon(self, chat: ChatId) -> Sequence[Backup]:
         """List the chat's backups while a call waits, unless the store failed just now."""
@@ -342,21 +350,24 @@ class Saving:
         return done[0]
 
     async def _restore(
-        self, chat: ChatId, record: ChatRecord | None, found: Sequence[Backup]
+        self,
+        chat: ChatId,
+        found: Sequence[Backup],
+        unpack: Callable[[Backup], Awaitable[None]],
+        *,
+        here: bool,
     ) -> Backup | None:
-        """Put the first backup that can be restored in place of the chat's files."""
+        """Put the first backup that can be restored in place of files that may be `here`."""
         tell = partial(self._context.notices.add, chat)
         is_too_large = False
         for backup in found:
             try:
-                with self._asking():
-                    await self._unpack(chat, record, backup)
+                await unpack(backup)
             except (errors.BackupDamaged, errors.CallerError, errors.SandboxGone) as exc:
                 is_too_large |= isinstance(exc, errors.TooLarge)
                 logger.warning("chat %s: backup %s is passed over: %s", chat, backup.key, exc)
                 tell(f"The backup of {_moment(backup)} could not be restored: {exc}")
                 continue
-            await self._context.workspaces.replace(chat)
             quiet = "" if backup.quiet else " It was made while something ran: look at them first."
             tell(
                 f"Your files are as of {_moment(backup)}, from a backup: what was written or "
@@ -364,7 +375,7 @@ class Saving:
             )
             logger.info("chat %s: restored %s", chat, backup.key)
             return backup
-        if is_too_large and not await self._context.workspaces.exist(chat):
+        if is_too_large and not here:
             # Else it would begin with nothing, and its backups would make way for that.
             raise errors.BackendUnavailable(
                 f"the files of chat {chat} are in a backup only, and larger than "
@@ -375,9 +386,9 @@ class Saving:
         return None
 
     async def _unpack(self, chat: ChatId, record: ChatRecord | None, backup: Backup) -> None:
-        """Unpack a backup beside the chat's files, in a sandbox for this alone."""
+        """Unpack a backup beside the chat's files, in a sandbox for this alone; then use it."""
         context, assistant = self._context, read_assistant_spec(record)
-        space, copies = context.settings.workspace, context.projects.copies
+        copies = context.projects.copies
         limit = (await context.workspaces.open_disk_usage(chat).usage()).limit_bytes
         origin = await context.backend.origin(assistant.image)
         staged = await context.workspaces.stage(chat)
@@ -388,14 +399,16 @@ class Saving:
         try:
             runtime = await connect(sandbox, staged, context.tasks, context.settings)
             try:
-                async with aclosing(self._backups.read(backup)) as data:
-                    roots, most = _ROOTS[: 2 + copies], space.max_files
-                    await runtime.files.unpack(data, max_bytes=limit, max_entries=most, roots=roots)
+                with self._asking():
+                    most = context.settings.workspace.max_files
+                    data = self._backups.read(backup)
+                    await unpack_in(runtime, data, ROOTS[: 2 + copies], limit, most)
             finally:
                 await runtime.aclose()
         finally:
             with anyio.move_on_after(_DESTROY_S, shield=True):
                 await context.backend.destroy(sandbox.id)
+        await context.workspaces.replace(chat)
 
     async def share(self, chat: ChatId, path: str, files: Files, expires_s: float) -> str:
         """Copy a file of the chat to the store; return an address that downloads it."""
@@ -405,7 +418,7 @@ class Saving:
 
     async def remove(self, chat: ChatId) -> None:
         """Remove the chat's backups, after a save that is under way."""
-        async with self._chats.setdefault(chat, _Chat()).lock:
+        async with self._chats[chat].lock:
             with self._asking():
                 await self._backups.remove(chat)
             self._chats.pop(chat, None)
@@ -423,6 +436,37 @@ class Saving:
 
     def _now_s(self) -> float:
         return self._context.use_times.clock().steady_s
+
+
+async def unpack_in(
+    runtime: Runtime,
+    data: AsyncGenerator[bytes],
+    roots: Sequence[str],
+    max_bytes: int,
+    max_entries: int,
+) -> None:
+    """Unpack a backup in a sandbox whose `roots` are empty."""
+    async with aclosing(data):
+        await runtime.files.unpack(data, max_bytes=max_bytes, max_entries=max_entries, roots=roots)
+
+
+def next_epoch(found: Sequence[Backup], latest: int, now: int) -> int:
+    """Return an epoch above those of the backups and the latest one."""
+    return max([now, latest + 1, *(backup.epoch + 1 for backup in found)])
+
+
+def describe_unasked(chat: ChatId, exc: Exception, *, here: bool, known: object) -> str:
+    """Return what to tell when the store did not answer.
+
+    Raises BackendUnavailable: files are `known`, and in the store alone.
+    """
+    if known and not here:
+        raise errors.BackendUnavailable(
+            f"the files of chat {chat} are in a backup only, and the object store does not answer "
+            f"({exc}): call again when it does"
+        ) from exc
+    mine = "these are the files of this machine" if here else "it begins without files"
+    return f"Whether there are newer files in a backup could not be asked; {mine}."
 
 
 def _pause_s(failures: int) -> float:

@@ -56,14 +56,7 @@ class SessionSettings:
         The digest among its labels is the same for chats whose sandboxes differ only in whose
         files they show.
         """
-        mounts = (
-            Mount(directories.workspace, "/workspace"),
-            Mount(directories.home, "/home/sandbox"),
-            *directories.aliases,
-            *directories.skills,
-            *self.mounts,
-            *further,
-        )
+        mounts = (*directories.mounts, *self.mounts, *further)
         own = {directories.workspace: "workspace", directories.home: "home"}
         own |= {mount.source: mount.target for mount in directories.skills}
         limits = replace(self.limits, **assistant.limits)

@@ -34,8 +34,9 @@ import anyio
 from anyio import to_thread
 
 from mcp_sandbox.durable import locked, publish_folder, read_note, sync, write_note
-from mcp_sandbox.errors import Busy, CallerError, TooLarge, UnknownSkill
+from mcp_sandbox.errors import Busy, CallerError, NotFound, TooLarge, UnknownSkill
 from mcp_sandbox.models import ChatId
+from mcp_sandbox.runtime.runtime import Runtime
 from mcp_sandbox.skills.contents import digest_of, gather, open_folder, read_whole
 from mcp_sandbox.skills.front_matter import split
 from mcp_sandbox.skills.library import SkillLibrary
@@ -102,6 +103,15 @@ class PinStore:
             return (name, gather(self.folder(name), anchor=self._tree).contents) if name else None
         except (OSError, TooLarge):
             return None
+
+    def shown(self) -> list[str]:
+        """Return the names in the view. Raises OSError."""
+        return sorted(each.name for each in (self._tree / SHOWN).iterdir())
+
+    def read_all(self, name: str) -> dict[str, bytes]:
+        """Read the files of a skill. Raises OSError."""
+        contents = gather(self.folder(name), anchor=self._tree).contents
+        return {file.path: self.read(name, file.path) for file in contents.files}
 
     def read(self, name: str, path: str) -> bytes:
         """Read one of the files of a skill. Raises OSError."""
@@ -241,8 +251,10 @@ class Activation:
 class ChatPins:
     """The versions of skills that one chat has."""
 
-    def __init__(self, chat: ChatId, workspaces: Workspaces) -> None:
+    def __init__(self, chat: ChatId, workspaces: Workspaces, *, copied: bool = False) -> None:
+        """Give it copies, where it is `copied`: its sandbox cannot see the view."""
         self._chat = chat
+        self._copied = copied
         self._data_root = workspaces.data_root
         tree = workspaces.skills_of(chat)
         self._pins = PinStore(tree) if tree else None
@@ -290,6 +302,21 @@ class ChatPins:
         return Activation(
             skill, digest, body, contents, path_of(name), drift=others, left_out=left_out
         )
+
+    async def show_in(self, runtime: Runtime, only: str = "") -> None:
+        """Copy the chat's skills, or one of them, to where its sandbox has them, if it must be."""
+        pins = self._pins if self._copied else None
+        for name in await self._run(pins.shown) if pins else ():
+            if pins is None or only not in ("", path_of(name)):
+                continue
+            files = await self._run(partial(pins.read_all, name))
+            with suppress(NotFound):
+                await runtime.files.delete(path_of(name), recursive=True)
+            for path, data in files.items():
+                await runtime.files.write(f"{path_of(name)}/{path}", data)
+            scripts = [path for path, data in files.items() if data.startswith(b"#!")]
+            if scripts:
+                await runtime.exec(["chmod", "+x", *scripts], cwd=path_of(name))
 
     async def file(self, skill: Skill, path: str) -> tuple[Contents, bytes] | None:
         """Return the contents of the chat's version, and one file of it; None if it has none."""

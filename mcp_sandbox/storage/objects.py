@@ -60,7 +60,7 @@ class ObjectStore:
         self._settings = settings
         self._stores: dict[float, S3Store] = {}
         try:
-            self._keys = [_KeySource(settings.access_key), _KeySource(settings.secret_key)]
+            self._keys = [KeySource(settings.access_key), KeySource(settings.secret_key)]
         except ValueError as exc:
             raise ConfigError(f"storage: a key's command cannot be understood: {exc}") from None
 
@@ -184,7 +184,9 @@ class ObjectStore:
             raise StorageUnavailable(f"{where} cannot be used: {why}") from exc
 
 
-class _KeySource:
+class KeySource:
+    """Where a key comes from, as the configuration names it."""
+
     def __init__(self, where: str) -> None:
         kind, _, self._variable = where.partition(":")
         self._source = None if kind == "env" else SecretSource(where, private=True)

@@ -239,7 +239,8 @@ class UserTotals:
 class ChatDirectories:
     """A chat's trees on the host. `aliases` are the further mounts that the settings ask for.
 
-    `skills` is the mount by which its sandbox sees skills, if it does.
+    `skills` is the mount by which its sandbox sees skills, if it does. `held`: there are no such
+    trees, for the sandbox holds the chat's files itself.
     """
 
     workspace: Path
@@ -247,6 +248,15 @@ class ChatDirectories:
     workspace_inode: int
     aliases: tuple[Mount, ...] = ()
     skills: tuple[Mount, ...] = ()
+    held: bool = False
+
+    @property
+    def mounts(self) -> tuple[Mount, ...]:
+        """Return the mounts by which a sandbox sees them."""
+        if self.held:
+            return ()
+        home = Mount(self.home, "/home/sandbox")
+        return Mount(self.workspace, "/workspace"), home, *self.aliases, *self.skills
 
 
 @dataclass(frozen=True)

@@ -414,6 +414,9 @@ class DiskUsage:
         reading = await self.read(anew=True)
         return refusal(reading.usage, reading.free, self._config, adding)
 
+    async def _look(self, checkpoint: Checkpoint) -> tuple[TreeUsage, FreeSpace]:
+        return await to_thread.run_sync(self._measure, checkpoint, limiter=self._limiter)
+
     async def _take(self) -> Measurement:
         """Measure anew; if that fails, keep the notes of changes and admitted bytes."""
         changed, grew, admitted = self._changed, self._grew, self._admitted
@@ -427,7 +430,7 @@ class DiskUsage:
                 raise TimeoutError
 
         try:
-            usage, free = await to_thread.run_sync(self._measure, checkpoint, limiter=self._limiter)
+            usage, free = await self._look(checkpoint)
         except BaseException:
             self._changed |= changed
             self._grew |= grew

@@ -44,6 +44,8 @@ async def connected(sandbox: Sandbox) -> AsyncGenerator[Runtime]:
 
 @asynccontextmanager
 async def made(backend: Backend, spec: SandboxSpec) -> AsyncGenerator[Sandbox]:
+    if backend.holds_files:
+        spec = replace(spec, mounts=())
     sandbox = await backend.create(spec)
     try:
         yield sandbox

@@ -1,6 +1,7 @@
 """A chat's computer on every backend, through the door that the tools use."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import ExitStack
 
 import pytest
 
@@ -9,7 +10,9 @@ from mcp_sandbox.config import Config
 from mcp_sandbox.models import ChatId
 from mcp_sandbox.sessions.manager import SessionManager
 from mcp_sandbox.sessions.session import Session
-from tests.conftest import configured
+from tests.conftest import PLACES, configured
+from tests.e2b_server import serving
+from tests.holding import holding_files
 
 CHAT = ChatId("tester", "contract")
 # Tests of what only a walled sandbox has: files of its own in /tmp, with a size and counted as
@@ -109,6 +112,13 @@ ONCE = {
     *("test_skills", "test_health", "test_gateways", "test_doors"),
     "test_archives",
 }
+# What sandboxes that hold their files have not.
+ABOUT_MOUNTS = {
+    "test_each_new_chat_gets_a_warm_sandbox_of_its_own",
+    "test_files_come_back_as_they_were",
+}
+# E2B pauses what nobody holds, after a time that is not less than a minute.
+ABOUT_IDLENESS = {"test_a_sandbox_that_nobody_uses_ends_itself"}
 # gVisor's kernel is a program of the host: these keep every core busy, also while it is removed.
 BUSY_UNDER_GVISOR = {
     "test_a_fork_bomb_ends_and_the_next_call_works",
@@ -123,6 +133,8 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     module = item.path.stem
     on_every_kernel = name in EVERYWHERE | ON_EVERY_KERNEL or module == "test_backend"
     runs = {
+        "holding": name in EVERYWHERE - ABOUT_MOUNTS or module == "test_backend",
+        "e2b": name in EVERYWHERE - ABOUT_MOUNTS - ABOUT_IDLENESS or module == "test_backend",
         "docker": on_every_kernel or module not in ONCE,
         "docker-runsc": on_every_kernel,
         "unsafe-local": name in EVERYWHERE or module == "test_backend",
@@ -132,6 +144,28 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     if place == "docker-runsc" and name in BUSY_UNDER_GVISOR:
         item.add_marker(pytest.mark.alone)
         item.add_marker(pytest.mark.timeout(240))
+
+
+@pytest.fixture(
+    params=[
+        *PLACES,
+        pytest.param("holding", marks=(pytest.mark.bubblewrap, pytest.mark.s3)),
+        pytest.param("e2b", marks=(pytest.mark.bubblewrap, pytest.mark.s3, pytest.mark.e2b)),
+    ],
+    scope="module",
+)
+def backend_name(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[str]:
+    """Every place where a sandbox can live, and those where sandboxes hold the chats' files."""
+    name: str = request.param
+    machines = tmp_path_factory.mktemp("machines")
+    with ExitStack() as stack:
+        if name == "holding":
+            stack.enter_context(holding_files())
+        if name == "e2b":
+            stack.enter_context(serving(machines))
+        yield name
 
 
 @pytest.fixture
@@ -165,6 +199,6 @@ async def emptied(lasting: SessionManager) -> Session:
 @pytest.fixture(autouse=True)
 def with_walls(request: pytest.FixtureRequest) -> None:
     """Skip what unsafe-local does not promise: see `ABOUT_ISOLATION`."""
-    name = request.node.originalname
-    if name in ABOUT_ISOLATION and request.getfixturevalue("backend_name") == "unsafe-local":
+    name, open_ones = request.node.originalname, ("unsafe-local", "holding")
+    if name in ABOUT_ISOLATION and request.getfixturevalue("backend_name") in open_ones:
         pytest.skip("it is about isolation")

@@ -71,7 +71,7 @@ async def test_one_that_was_killed_says_so(backend: Backend, spec: SandboxSpec) 
     async with made(backend, spec) as sandbox:
         assert await sandbox.ending() is None
         await backend.destroy(sandbox.id)
-        assert await sandbox.ending() == "killed"
+        assert await sandbox.ending() in ("killed", "lost")
         with pytest.raises(SandboxGone):
             await backend.attach(sandbox.id)
 

@@ -104,6 +104,8 @@ class BubblewrapBackend:
     Without `walls` it is unsafe-local: the same paths, users and limits, but no isolation.
     """
 
+    holds_files = False
+
     def __init__(self, data_root: Path, *, walls: bool = True) -> None:
         self._root = data_root
         self._walls = walls

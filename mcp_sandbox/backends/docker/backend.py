@@ -91,6 +91,7 @@ class DockerBackend:
     """Sandboxes of one data root on one engine."""
 
     name: models.BackendName = "docker"
+    holds_files = False
 
     def __init__(self, config: DockerConfig, data_root: Path) -> None:
         self._config = config

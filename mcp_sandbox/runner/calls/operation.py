@@ -34,6 +34,7 @@ class Operation:
         self._worker: WorkerHandle | None = None
         self._credit = WINDOW
         self._job: dict[str, Any] = {"op": op, "args": args}
+        self.looks = op == "measure"
         self._given: list[int] = []
         self._tries_left = _TRIES
         self._ending: dict[str, Any] | None = None

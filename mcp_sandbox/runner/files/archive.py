@@ -6,6 +6,8 @@ all that is in it. Owners and special bits are left out.
 `unpack` fills a folder inside each root, under a name that no listing shows. Renaming that of the
 workspace makes the archive count; then everything moves into place. If that is cut off, the next
 start of the runner or the next `unpack` finishes it; if it is cut off earlier, all is discarded.
+
+Where nothing of the host is mounted, a mark in the home says whose files these are.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from mcp_sandbox.runner.files.call import OperationCall
 
 _STAGED, _WHOLE = TEMPORARY + "unpacking", TEMPORARY + "unpacked"
+_MARK = TEMPORARY + "chat"
 _BLOCK = 512
 _MOST_NAME = 64 * 1024
 _MOST_LEVELS = 32  # Of folders in a root that counts as empty.
@@ -336,12 +339,52 @@ def _settle(fd: int, info: TarInfo) -> None:
 
 def _require_empty(root: str) -> None:
     place, budget = _places()[root], Budget()
-    skipped = {*_mount_points(), f"{place}/{_STAGED}"}
+    skipped = {*_mount_points(), f"{place}/{_STAGED}", f"{home()}/{_MARK}"}
     found = walk(open_directory(place), BIGGEST, budget, lambda at: f"{place}/{at}" not in skipped)
     for path, entry, _ in found:
         plain = entry.is_symlink() or entry.is_dir(follow_symlinks=False)
         if not plain or path.count("/") > _MOST_LEVELS or budget.cut:
             raise OpError("exists", f"{show(place)} is not empty: {show(path)} is there")
+
+
+def mark(call: OperationCall) -> dict[str, Any]:
+    """Set the mark of the files here, if one is given; return it, and whether there are no files.
+
+    It is no file of the chat: no archive and no listing has it.
+    """
+    path, given, found = f"{home()}/{_MARK}", call.text("mark", ""), b""
+    if given:
+        with closing_fd(os.open(path + "-", _NEW & ~os.O_EXCL | os.O_TRUNC, 0o600)) as file:
+            put(file, given.encode())
+        os.replace(path + "-", path)
+    if os.path.lexists(path):
+        with closing_fd(os.open(path, _READ)) as file:
+            found = os.read(file, _BLOCK)
+    try:
+        _require_empty("home")
+        _require_empty("workspace")
+    except OpError:
+        return {"mark": os.fsdecode(found), "empty": False}
+    return {"mark": os.fsdecode(found), "empty": True}
+
+
+def measure(_call: OperationCall) -> dict[str, Any]:
+    """Return what the places have in bytes and entries, and how many bytes are free there."""
+    size = entries = 0
+    budget, linked = Budget(), set[tuple[int, int]]()
+    for place in filter(os.path.isdir, _places().values()):
+        for _, entry, _ in walk(open_directory(place), BIGGEST, budget, lambda _: True):
+            try:
+                found = entry.stat(follow_symlinks=False)
+            except FileNotFoundError:
+                continue
+            entries += 1
+            if found.st_nlink < 2 or entry.is_dir() or (found.st_dev, found.st_ino) not in linked:
+                linked.add((found.st_dev, found.st_ino))
+                size += found.st_blocks * 512
+    free = os.statvfs(workspace())
+    told = {"bytes": size, "entries": entries, "free": free.f_bavail * free.f_frsize}
+    return {**told, "complete": not budget.cut}
 
 
 def _discard() -> None:

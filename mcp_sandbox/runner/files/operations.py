@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mcp_sandbox.runner.files.archive import pack, unpack
+from mcp_sandbox.runner.files.archive import mark, measure, pack, unpack
 from mcp_sandbox.runner.files.call import explain_errors
 from mcp_sandbox.runner.files.moving import delete, move
 from mcp_sandbox.runner.files.reading import read, read_lines
@@ -15,6 +15,6 @@ from mcp_sandbox.runner.files.writing import edit, write
 if TYPE_CHECKING:
     from mcp_sandbox.runner.files.call import Op
 
-_ALL = (read, read_lines, write, edit, glob, grep, delete, move, pack, unpack)
+_ALL = (read, read_lines, write, edit, glob, grep, delete, move, pack, unpack, mark, measure)
 OPS: dict[str, Op] = {each.__name__: explain_errors(each) for each in _ALL}
 OPS["list"] = explain_errors(list_directory)

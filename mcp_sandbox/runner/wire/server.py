@@ -143,10 +143,14 @@ class Server:
         named = [*started, *others["background"]][:MOST_NAMED]
         return {"background": named, "background_total": len(started) + others["background_total"]}
 
+    def _calls(self) -> list[OpenCall]:
+        """Return the calls; a look at the size of files is no use."""
+        calls = (call for each in self._hosts() for call in each.calls.values())
+        return [each for each in calls if not (isinstance(each, Operation) and each.looks)]
+
     def _under_way(self) -> int:
         """Return the number of calls; connections to ports inside do not count."""
-        calls = (call for each in self._hosts() for call in each.calls.values())
-        return sum(not isinstance(call, Dial) for call in calls)
+        return sum(not isinstance(call, Dial) for call in self._calls())
 
     def _consider_idle(self) -> None:
         """Start the idle timer when no host is connected and nothing runs; else stop it."""
@@ -254,7 +258,7 @@ class Server:
         others = [each for each in self._users() if each is not asking]
         if others:
             return "users"
-        if any(each.calls for each in self._hosts()):
+        if self._calls():
             return "calls"
         if not background_too and self._in_background()["background_total"]:
             return "background"

@@ -8,7 +8,7 @@ from typing import Literal
 
 import anyio
 
-from mcp_sandbox.errors import SandboxError, SandboxGone, StorageUnavailable
+from mcp_sandbox.errors import SandboxError, SandboxGone, StorageUnavailable, Unsaved
 from mcp_sandbox.models import BackendName, ChatId, SandboxId
 from mcp_sandbox.sessions.approvals import reset_kept
 from mcp_sandbox.sessions.sandbox.context import ChatUse, DiskGuard, OpenSandbox, SessionContext
@@ -30,7 +30,7 @@ class ChatSandbox:
         self.user = chat.user
         self.backend: BackendName = context.backend.name
         self.meter = context.workspaces.open_disk_usage(chat)
-        self.pins = ChatPins(chat, context.workspaces)
+        self.pins = ChatPins(chat, context.workspaces, copied=context.holding is not None)
         self.calls = context.settings.calls
         self.lifetime_s = context.settings.sessions.lifetime
         self.tell_agent = partial(context.notices.add, chat)
@@ -75,7 +75,7 @@ class ChatSandbox:
             starting=held is None and self._lock.locked(),
             paused=held is not None and held.paused,
             calls=self._calls,
-            dead=held is not None and held.runtime.broken,
+            dead=held is not None and held.dead,
             age_s=self._lifecycle.age_s(held) if held else 0.0,
             background=held.runtime.background.total if held else 0,
             image=(held.sandbox.facts.image or "") if held else "",
@@ -169,7 +169,7 @@ class ChatSandbox:
                         async with self._context.records.hold(self.chat):
                             # Finish even if cancelled: a half-made sandbox is in no record.
                             with anyio.CancelScope(shield=True):
-                                self._keep(await self._lifecycle.acquire())
+                                await self._keep(await self._lifecycle.acquire())
                 except BaseException:
                     if self._held is None:
                         self._context.capacity.release(self)
@@ -207,7 +207,7 @@ class ChatSandbox:
 
     async def _refresh(self, held: OpenSandbox) -> None:
         """Resume a paused sandbox; remove one that is dead, too old or made otherwise."""
-        if held.paused and not held.runtime.broken:
+        if held.paused and not held.dead:
             with anyio.CancelScope(shield=True):
                 async with self._context.records.hold(self.chat):
                     await self._lifecycle.resume(held)
@@ -228,6 +228,9 @@ class ChatSandbox:
         background = held.runtime.background
         async with self._context.records.hold(self.chat):
             if not await self._retire(held, background_too=True):
+                if self._context.holding:
+                    # It cannot be saved, or a person's shell is in it: the next call tries again.
+                    return
                 # Only a person's shell is left in it.
                 self._forget(held)
                 await self._lifecycle.destroy(held)
@@ -252,7 +255,9 @@ class ChatSandbox:
                 self._forget(held)
                 self.tell_agent(news)
 
-    def _keep(self, held: OpenSandbox) -> None:
+    async def _keep(self, held: OpenSandbox) -> None:
+        if self._context.holding:
+            self._context.holding.open_ones[self.chat] = held
         held.guard = DiskGuard(self.meter, self._end_for_growth)
         self._context.tasks.start_soon(held.guard.run)
         self._context.start_doors(self.chat, held)
@@ -260,6 +265,7 @@ class ChatSandbox:
         if held.notice:
             self.tell_agent(held.notice)
         self._lifecycle.log_event("sandbox opened", held)
+        await self.pins.show_in(held.runtime)
 
     async def adopt(self, sandbox_id: SandboxId) -> bool:
         """Take over a running sandbox; return False if there is one already, or it is unusable."""
@@ -273,7 +279,7 @@ class ChatSandbox:
         if held:
             held.is_current = False
             self._context.capacity.adopt(self)
-            self._keep(held)
+            await self._keep(held)
         return held is not None
 
     async def pause(self) -> bool:
@@ -314,7 +320,7 @@ class ChatSandbox:
         with anyio.CancelScope(shield=True):
             async with self._lock, self._context.records.hold(self.chat, at_once=at_once) as ours:
                 gone, held = ours, self._held
-                if ours and held and held.runtime.broken:
+                if ours and held and held.dead:
                     self._forget(held)
                     self._lifecycle.tell_ended(held, await self._lifecycle.discard_dead(held))
                 elif ours and held:
@@ -323,7 +329,10 @@ class ChatSandbox:
 
     async def _retire(self, held: OpenSandbox, *, background_too: bool) -> bool:
         """End it unless it is in use; the caller has the chat's lock."""
-        refusal = await self._lifecycle.retire(held, background_too=background_too)
+        try:
+            refusal = await self._lifecycle.retire(held, background_too=background_too)
+        except Unsaved:
+            return False
         gone = refusal in ("", "users")
         if gone:
             self._forget(held, goes_on=refusal == "users")
@@ -343,15 +352,26 @@ class ChatSandbox:
                     if not self._calls:
                         self._forget(held)
 
-    async def end(self, files: Literal["keep", "discard", "remove"] = "keep") -> bool:
+    async def end(
+        self, files: Literal["keep", "discard", "remove"] = "keep", *, force: bool = False
+    ) -> bool:
         """End the chat's sandbox, in any server, and keep or remove its files.
 
         "discard" begins with an empty workspace, "remove" leaves nothing of the chat; both move the
         files to the trash. Return False if nothing ran.
+
+        Raises Unsaved: it alone holds files that cannot be saved now; not if it is done by `force`.
         """
+        holding = self._context.holding
+        if holding and files == "discard":
+            holding.note_call(self.chat)
+            async with self.open_for_save() as open_one:
+                await holding.empty(open_one.runtime)
         with anyio.CancelScope(shield=True):
             async with self._lock, self._context.records.hold(self.chat):
                 held = self._held
+                if not (force or files == "remove"):
+                    await self._lifecycle.keep_all(held)
                 if held is not None:
                     self._forget(held)
                     await self._lifecycle.destroy(held)
@@ -397,6 +417,7 @@ class ChatSandbox:
                 return
             with anyio.CancelScope(shield=True):
                 async with self._context.records.hold(self.chat):
+                    await self._lifecycle.keep(held)
                     self._forget(held)
                     await self._lifecycle.destroy(held)
             self.tell_agent(

@@ -47,7 +47,8 @@ if TYPE_CHECKING:
     # Loaded only by servers with allowed hosts.
     from mcp_sandbox.sessions.doors import Egress, SandboxDoors
 
-    # Loaded only by servers with an object store.
+    # Loaded only by servers whose sandboxes hold their files, or with an object store.
+    from mcp_sandbox.sessions.sandbox.holding import Holding
     from mcp_sandbox.sessions.saving import Saving
 
     # Loaded only by servers that share chats.
@@ -81,8 +82,8 @@ class SessionContext:
     """What chats' sandboxes of one manager share; `tasks` and `pool` are set while that is open.
 
     `addresses`: name and port of each preview so far. `egress` leads to allowed hosts, if any.
-    `saving` has their backups, if there is an object store; `leases` those that this server has, if
-    it shares chats.
+    `saving` has their backups, if there is an object store; `holding` is the same where sandboxes
+    hold their files themselves. `leases`: those that this server has, if it shares chats.
     """
 
     backend: Backend
@@ -97,6 +98,7 @@ class SessionContext:
     egress: "Egress | None" = None
     saving: "Saving | None" = None
     leases: "Leases | None" = None
+    holding: "Holding | None" = None
     tasks: TaskGroup = field(init=False)
     capacity: Capacity = field(init=False)
 
@@ -230,7 +232,8 @@ class DiskGuard:
 class OpenSandbox:
     """An open sandbox.
 
-    `is_current` is False until it is known to be made as it should be. `notice` is what the agent
+    `is_current` is False until it is known to be made as it should be. `apart`: it is paused where
+    no connection outlives that. `notice` is what the agent
     should know of the sandbox before it; `end_reason` says why this one ended during a call, once
     it has. `previews` has the address of each port.
     """
@@ -242,11 +245,16 @@ class OpenSandbox:
     notice: str = ""
     is_current: bool = True
     paused: bool = False
+    apart: bool = False
     end_reason: str | None = None
     previews: dict[int, str] = field(default_factory=dict[int, str])
     doors: "SandboxDoors | None" = None
     door_channel: DoorChannel = field(init=False)
     guard: DiskGuard = field(init=False)
+
+    @property
+    def dead(self) -> bool:
+        return self.runtime.broken and not self.apart
 
     @property
     def info(self) -> SandboxInfo:

@@ -22,6 +22,7 @@ from mcp_sandbox.errors import (
     SandboxError,
     SandboxGone,
     StorageUnavailable,
+    Unsaved,
     Unsupported,
 )
 from mcp_sandbox.models import ChatId, SandboxId, SandboxInfo, SandboxSpec
@@ -109,6 +110,8 @@ class SandboxLifecycle:
             opened, news = (None, "") if is_new else await self._find(wanted, record)
             with context.pool.foreground() if context.pool else nullcontext():
                 opened = opened or await self._make(wanted)
+        if context.holding:
+            further = await context.holding.prepare(self._chat, record)
         return await self._remember(opened, shown, record, news, further)
 
     def _settle(self, record: ChatRecord | None, *, is_new: bool) -> None:
@@ -179,6 +182,8 @@ class SandboxLifecycle:
         reached = await self._reach(sandbox_id, directories)
         if reached is None:
             return None
+        if context.holding:
+            further = await context.holding.prepare(self._chat, record)
         return await self._remember(reached, shown, record, further=further)
 
     async def running(self) -> Sequence[SandboxInfo]:
@@ -217,12 +222,16 @@ class SandboxLifecycle:
         try:
             sandbox = await context.backend.attach(sandbox_id)
             labelled = find_chat_label(sandbox.labels)
-            if labelled == self._chat:
+            if labelled == self._chat and context.holding:
+                runtime = await context.holding.recognise(self._chat, sandbox)
+                if runtime:
+                    return sandbox, runtime
+            elif labelled == self._chat:
                 return sandbox, await connect(sandbox, directories, context.tasks, context.settings)
         except SandboxGone as exc:
             logger.info("chat %s: removing sandbox %s: %s", self._chat, sandbox_id, exc)
         else:
-            if labelled or not is_noted:
+            if labelled != self._chat and (labelled or not is_noted):
                 return None
         await context.backend.destroy(sandbox_id)
         return None
@@ -250,6 +259,12 @@ class SandboxLifecycle:
         if is_same and wanted.has_project_of(runtime):
             return None
         background = runtime.background
+        if self._context.holding and not self._context.holding.is_saved(self._chat):
+            try:
+                await self._context.holding.keep(self._chat, runtime)
+            except Unsaved as exc:
+                logger.warning("sandbox %s stays as it was made: %s", sandbox.id, exc)
+                return None
         try:
             background = (await runtime.status()).background
             refusal = await runtime.retire(background_too=True)
@@ -276,6 +291,8 @@ class SandboxLifecycle:
         sandbox = await context.backend.create(wanted.spec)
         try:
             runtime = await connect(sandbox, wanted.directories, context.tasks, context.settings)
+            if context.holding:
+                await context.holding.fill(self._chat, runtime)
         except SandboxGone as exc:
             try:
                 ending = await sandbox.ending(within_s=_DYING_S)
@@ -295,6 +312,35 @@ class SandboxLifecycle:
             "before anything ran in it: call again"
         )
 
+    async def keep(self, held: OpenSandbox) -> None:
+        """Save, before it ends, what a sandbox alone holds. Raises Unsaved; then it is paused."""
+        holding, was_paused = self._context.holding, held.paused
+        if holding is None or holding.is_saved(self._chat):
+            return
+        try:
+            if was_paused:
+                await self.resume(held)
+            if not held.runtime.broken:
+                await holding.keep(self._chat, held.runtime)
+        except Unsaved as exc:
+            with suppress(SandboxError):
+                await self.pause(held, is_used=False)
+            if not was_paused:
+                self._context.notices.add(self._chat, f"{str(exc)[0].upper()}{str(exc)[1:]}.")
+            raise
+
+    async def keep_all(self, held: OpenSandbox | None) -> None:
+        """Do so for the open sandbox, or else for those that no server has open."""
+        if held and not held.dead:
+            await self.keep(held)
+        elif self._context.holding:
+            for info in await self.running():
+                if left := await self.adopt(info.id):
+                    self._context.start_doors(self._chat, left)
+                    await self.keep(left)
+                    left.close_doors()
+                    await left.runtime.aclose()
+
     async def pause(self, held: OpenSandbox, *, is_used: bool) -> None:
         """Pause it; raises Busy if a call or another server uses it, Unsupported if none can."""
         status = await held.runtime.status()
@@ -312,14 +358,22 @@ class SandboxLifecycle:
             raise Unsupported(
                 f"a sandbox of {backend} cannot be paused: end it with `mcp-sandbox stop`"
             )
+        if self._context.holding:
+            held.apart = True
+            await held.runtime.aclose()
 
     async def resume(self, held: OpenSandbox) -> None:
         """Resume it; if it has ended meanwhile, its runtime is `broken` afterwards."""
         try:
-            await held.sandbox.resume()
-            held.paused = False
+            if self._context.holding:
+                held.sandbox = await self._context.backend.attach(held.sandbox.id)
+                held.runtime = await self._context.holding.connect(self._chat, held.sandbox)
+            else:
+                await held.sandbox.resume()
+            held.paused = held.apart = False
             self._context.start_doors(self._chat, held)
         except SandboxGone:
+            held.apart = False
             await held.runtime.aclose()
 
     async def resume_left(self) -> bool:
@@ -336,6 +390,7 @@ class SandboxLifecycle:
         Return why it goes on, "" if it does not: except for "users" it is still connected then.
         """
         refusal: Refusal = ""
+        await self.keep(held)
         try:
             with anyio.fail_after(_ANSWER_S):
                 if held.paused:
@@ -364,6 +419,9 @@ class SandboxLifecycle:
         except OperatorError as exc:
             died_of = f"its engine does not answer ({exc})"
         await held.runtime.aclose()
+        if self._context.holding:
+            # The next call attaches to it, which starts its runner again on its files.
+            return died_of
         silent = held.runtime.silent
         if not died_of and not silent and await self._is_used_by_others(held):
             return None

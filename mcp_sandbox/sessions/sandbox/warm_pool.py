@@ -322,6 +322,8 @@ async def connect(
     channel = Channel(await sandbox.open_channel(), sandbox.token)
     await channel.open(tasks)
     runtime = Runtime(channel, keep_bytes=settings.keep_bytes)
+    if directories.held:
+        return runtime
     try:
         # The mount must show the chat's own directory, not what took its place meanwhile.
         is_own = runtime.hello.workspace_inode == directories.workspace_inode

@@ -1,0 +1,255 @@
+"""A chat whose sandbox alone holds its files loses none of them, and is told if it did."""
+
+import os
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from pathlib import Path
+
+import anyio
+import pytest
+
+from mcp_sandbox.app.chats import open_backend, open_manager
+from mcp_sandbox.config import Config
+from mcp_sandbox.errors import BackendUnavailable, ConfigError, Unsaved, WorkspaceFull
+from mcp_sandbox.models import ChatId, SandboxInfo
+from mcp_sandbox.sessions.manager import SessionManager
+from mcp_sandbox.sessions.session import Session
+from tests.holding import holding_files
+from tests.rclone import S3Server
+
+CHAT = ChatId("tester", "held")
+pytestmark = [pytest.mark.bubblewrap, pytest.mark.s3]
+
+
+@pytest.fixture(autouse=True)
+def holding() -> Iterator[None]:
+    with holding_files():
+        yield
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[S3Server]:
+    server = S3Server(tmp_path / "s3" / "buckets")
+    yield server
+    server.strike(18)
+    server.close()
+
+
+@pytest.fixture
+def config(tmp_path: Path, store: S3Server) -> Config:
+    return Config(data_dir=tmp_path / "data", backend="unsafe-local", storage=store.settings())
+
+
+@pytest.fixture
+async def manager(config: Config) -> AsyncGenerator[SessionManager]:
+    async with open_manager(config) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def session(manager: SessionManager) -> Session:
+    return await manager.session(CHAT)
+
+
+async def sandboxes(config: Config) -> list[SandboxInfo]:
+    async with open_backend("unsafe-local", config) as backend:
+        return [*await backend.running()]
+
+
+async def until(holds: Callable[[], Awaitable[bool]]) -> None:
+    with anyio.fail_after(20):
+        while not await holds():
+            await anyio.sleep(0.02)
+
+
+async def held_folder(config: Config) -> Path:
+    ((info,), root) = await sandboxes(config), config.data_dir / "held"
+    return root / info.id
+
+
+async def test_files_come_back_in_a_new_sandbox_and_none_lie_on_the_host(
+    manager: SessionManager, session: Session, config: Config
+) -> None:
+    await session.exec("echo kept > file; echo own > ~/own; ln -s file link; date > ~/.cache-not")
+    assert await manager.stop(CHAT)
+    assert not await sandboxes(config)
+    assert (await session.exec("cat link ~/own")).stdout == "kept\nown\n"
+    assert any("files are as of" in text for text in await session.take_notices())
+    assert not list(config.data_dir.glob("sandbox/workspace/*/*"))
+
+
+async def test_one_that_cannot_be_saved_is_paused_told_of_and_ended_later(
+    manager: SessionManager, session: Session, config: Config, store: S3Server
+) -> None:
+    await session.exec("echo kept > file")
+    store.strike()
+    with pytest.raises(Unsaved, match="could not be saved"):
+        await manager.stop(CHAT)
+    assert [info.state for info in await sandboxes(config)] == ["paused"]
+    assert (await session.exec("cat file")).stdout == "kept\n"
+    assert any("could not be saved" in text for text in await session.take_notices())
+    store.start()
+
+    async def is_ended() -> bool:
+        try:
+            return await manager.stop(CHAT)
+        except Unsaved:
+            return False
+
+    await until(is_ended)
+    assert not await sandboxes(config)
+    assert (await session.exec("cat file")).stdout == "kept\n"
+
+
+async def test_by_force_it_ends_without_being_saved(
+    manager: SessionManager, session: Session, config: Config, store: S3Server
+) -> None:
+    await session.exec("echo lost > file")
+    store.strike()
+    assert await manager.stop(CHAT, force=True)
+    assert not await sandboxes(config)
+    store.start()
+
+    async def answers() -> bool:
+        try:
+            return not (await session.exec("ls")).stdout
+        except BackendUnavailable:
+            return False
+
+    await until(answers)
+    assert any("they are lost" in text for text in await session.take_notices())
+
+
+async def test_a_server_that_goes_while_the_store_is_away_leaves_it_for_the_next(
+    config: Config, store: S3Server
+) -> None:
+    async with open_manager(config) as first:
+        await (await first.session(CHAT)).exec("echo kept > file")
+        store.strike()
+    assert len(await sandboxes(config)) == 1
+    store.start()
+    soon = store.settings(after=0.2, every=0.2)
+    async with open_manager(config.model_copy(update={"storage": soon})) as second:
+
+        async def is_ended() -> bool:
+            return not await sandboxes(config)
+
+        await until(is_ended)
+        session = await second.session(CHAT)
+        assert (await session.exec("cat file")).stdout == "kept\n"
+
+
+async def test_a_full_sandbox_takes_no_more(config: Config) -> None:
+    space = config.workspace.model_copy(update={"size_limit": 8 << 20})
+    async with open_manager(config.model_copy(update={"workspace": space})) as manager:
+        session = await manager.session(CHAT)
+        await session.write_file("large", os.urandom(7 << 20))
+        with pytest.raises(WorkspaceFull):
+            await session.write_file("larger", os.urandom(7 << 20))
+        assert (await manager.size(CHAT) or 0) > 7 << 20
+
+
+async def test_a_chat_that_begins_anew_keeps_its_home(
+    manager: SessionManager, session: Session, config: Config
+) -> None:
+    await session.exec("mkdir -p a/b; echo 1 > a/b/c; echo kept > ~/own")
+    await session.reset(keep_files=False)
+    assert (await session.exec("find . -mindepth 1; cat ~/own")).stdout == "kept\n"
+
+
+async def marked(config: Config, mark: str) -> Path:
+    """The folder of the only sandbox, whose files say that they are of another chat or time."""
+    folder = await held_folder(config)
+    await anyio.Path(folder / "home" / ".~mcp-chat").write_text(mark)
+    return folder
+
+
+async def test_files_of_another_chat_are_left_alone(config: Config) -> None:
+    async with open_manager(config) as manager:
+        await (await manager.session(CHAT)).exec("echo theirs > file")
+        folder = await marked(config, "tester/another 1")
+        held = manager._hold(CHAT)._held
+        assert held
+        await held.runtime.aclose()
+        session = await manager.session(CHAT)
+        for _ in range(2):
+            with pytest.raises(BackendUnavailable, match="not marked as the chat's"):
+                await session.exec("true")
+        assert (folder / "workspace" / "file").read_text() == "theirs\n"
+        assert await manager.stop(CHAT, force=True)
+        assert (await session.exec("ls")).stdout == ""
+
+
+async def test_older_files_are_saved_as_such_and_the_newest_restored(
+    manager: SessionManager, session: Session, config: Config
+) -> None:
+    await session.exec("echo newest > file")
+    await manager.backups.save(CHAT)
+    await session.exec("echo old > file")
+    await marked(config, f"{CHAT} 5")
+    held = manager._hold(CHAT)._held
+    assert held
+    await held.runtime.aclose()
+    assert (await session.exec("cat file")).stdout == "newest\n"
+    assert [each.epoch for each in await manager.backups.list(CHAT)][1:] == [5]
+
+
+async def test_retention_removes_backups_but_no_sandbox_with_unsaved_files(
+    config: Config, store: S3Server
+) -> None:
+    space = config.workspace.model_copy(update={"retention": 1e-6})
+    config = config.model_copy(update={"workspace": space})
+    other = ChatId("tester", "unsaved")
+    async with open_manager(config) as manager:
+        for chat in (CHAT, other):
+            await (await manager.session(chat)).exec("echo kept > file")
+        await manager.stop(CHAT)
+        await manager.saving.forget_saved()  # type: ignore[union-attr]
+        report = await manager.collect()
+        assert [item.what for item in report.items] == [str(CHAT)]
+        assert not await manager.backups.list(CHAT)
+        assert not (await manager.status(CHAT))
+        assert (await (await manager.session(other)).exec("cat file")).stdout == "kept\n"
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"storage": {}}, "set storage.endpoint"),
+        ({"workspace": {"aliases": ["/data"]}}, "workspace.aliases"),
+        ({"project": {"access": "ro"}}, "project.access"),
+        ({"network": "allowlist"}, "network: allowlist"),
+    ],
+)
+async def test_what_it_cannot_have_is_refused_in_words(
+    config: Config, given: dict[str, object], said: str
+) -> None:
+    whole = {**config.model_dump(exclude={"fleet", "storage"}), "storage": config.storage, **given}
+    with pytest.raises(ConfigError, match=said):
+        async with open_manager(Config.model_validate(whole)):
+            pass
+
+
+async def test_a_chat_is_paused_and_goes_on(
+    manager: SessionManager, session: Session, config: Config
+) -> None:
+    await session.exec("echo kept > file")
+    assert await manager.pause(CHAT)
+    assert [info.state for info in await sandboxes(config)] == ["paused"]
+    assert (await session.exec("cat file")).stdout == "kept\n"
+    assert await manager.pause(CHAT)
+    assert await manager.resume(CHAT)
+    assert (await session.exec("cat file")).stdout == "kept\n"
+    assert not await session.take_notices()
+
+
+async def test_a_server_that_never_had_it_open_saves_it_before_it_ends_it(
+    config: Config, store: S3Server
+) -> None:
+    async with open_manager(config) as first:
+        await (await first.session(CHAT)).exec("echo kept > file")
+        store.strike()
+    store.start()
+    async with open_manager(config) as second:
+        assert await second.stop(CHAT)
+        assert not await sandboxes(config)
+        assert (await (await second.session(CHAT)).exec("cat file")).stdout == "kept\n"
