@@ -196,9 +196,11 @@ class ChatSandbox:
         is_paused = False
         with anyio.CancelScope(shield=True):
             with suppress(SandboxError), anyio.move_on_after(_PAUSE_S):
-                is_paused = not lost and await held.sandbox.pause()
+                # Where it holds files it never ends here: these are saved, as older ones, later.
+                may_pause = self._context.holding or not lost
+                is_paused = bool(may_pause) and await held.sandbox.pause()
             await held.runtime.aclose()
-            if not is_paused:
+            if not (is_paused or self._context.holding):
                 await self._lifecycle.destroy(held)
                 ended = describe_lost(held.runtime.background)
                 self.tell_agent(f"The sandbox has ended since the last call: {why}.{ended}")

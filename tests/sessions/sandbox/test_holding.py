@@ -253,3 +253,11 @@ async def test_a_server_that_never_had_it_open_saves_it_before_it_ends_it(
         assert await second.stop(CHAT)
         assert not await sandboxes(config)
         assert (await (await second.session(CHAT)).exec("cat file")).stdout == "kept\n"
+
+
+async def test_one_whose_chat_another_server_has_now_is_kept(
+    manager: SessionManager, session: Session, config: Config
+) -> None:
+    await session.exec("echo unsaved > file")
+    await manager._hold(CHAT).let_go("another server has the chat", lost=True)
+    assert [info.state for info in await sandboxes(config)] == ["paused"]
