@@ -4,6 +4,13 @@ import sys
 
 from mcp_sandbox import __version__
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import signal
+else:
+    # The C half of `signal`: the other takes long enough to load to be interrupted in.
+    import _signal as signal
+
 
 def main() -> None:
     """Run the command line; the relay, which clients wait for, without loading the rest of it."""
@@ -13,8 +20,6 @@ def main() -> None:
 
         if options := parse_options(sys.argv[2:]):
             sys.exit(run(DaemonAddress(options[0], __version__, may_start=options[1])))
-    import signal
-
     # A client may interrupt us at any moment; until all is loaded there is nothing to undo, and a
     # traceback out of an import is of no help.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
