@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -23,6 +23,7 @@ IDLE_S = 3
 AT_ONCE = 50
 _WORKERS = 5
 _GONE_S = 60.0
+_LATE_S = 60.0
 _NOTE_EVERY_S = 0.5
 _KINDS = ("runner", "container", "server")
 
@@ -146,29 +147,38 @@ async def _load(plan: Plan, place: Place, tally: Tally) -> None:
         for chat in chats
     }
     end = anyio.current_time() + plan.seconds
+
+    def goes_on() -> bool:
+        # A busy machine may have had nothing to strike yet.
+        late_s = anyio.current_time() - end
+        struck = all(tally.counts[f"killed: {kind}"] for kind in _KINDS)
+        return late_s < (0 if struck else _LATE_S)
+
     async with anyio.create_task_group() as servers:
         for chat in chats:
             servers.start_soon(chat.serve)
         async with anyio.create_task_group() as tasks:
             for chat, some in workers.items():
-                tasks.start_soon(_kill_at_random, plan, place, chat, end)
+                tasks.start_soon(_kill_at_random, plan, place, chat, goes_on)
                 for worker in some:
-                    tasks.start_soon(_work, worker, end)
+                    tasks.start_soon(_work, worker, goes_on)
         await _look_at_all(workers, tally)
         for chat in chats:
             chat.stop()
 
 
-async def _work(worker: Worker, end: float) -> None:
-    while anyio.current_time() < end:
+async def _work(worker: Worker, goes_on: Callable[[], bool]) -> None:
+    while goes_on():
         await worker.step()
 
 
-async def _kill_at_random(plan: Plan, place: Place, chat: Chat, end: float) -> None:
+async def _kill_at_random(
+    plan: Plan, place: Place, chat: Chat, goes_on: Callable[[], bool]
+) -> None:
     random = Random(f"{plan.seed} {chat.name}")
     while True:
         await anyio.sleep(random.uniform(0.05, 2 * plan.mean_kill_s))
-        if anyio.current_time() >= end:
+        if not goes_on():
             return
         # What was struck least is next, so that a short run strikes each.
         what = min(random.sample(_KINDS, 3), key=lambda kind: chat.tally.counts[f"killed: {kind}"])

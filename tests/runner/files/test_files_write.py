@@ -247,7 +247,7 @@ def test_the_runner_alone_imports_without_site_packages(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
     )
-    assert done.stdout == "11 []\n"
+    assert done.stdout == "13 []\n"
 
 
 def interpreters() -> list[str]:
