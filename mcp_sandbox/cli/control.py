@@ -199,8 +199,8 @@ def resume(chat: Chat, socket: Socket = None) -> None:
 def rm(chat: Chat, yes: Yes = False, socket: Socket = None) -> None:
     """Remove a chat: end its sandbox, and move its files to the trash for a day."""
     name = answer(socket, "find", {"chat": chat})["chat"]
-    if not yes:
-        typer.confirm(f"Remove the chat {name} with all its files?", abort=True)
+    question = f"Remove the chat {name} with all its files?"
+    agreed(yes, question, "nothing was removed; --yes removes without asking")
     answer(socket, "remove", {"chat": name})
     print(f"{name}: removed; its files are in the trash for 24 hours")
 
@@ -229,7 +229,7 @@ def restore(
     socket: Socket = None,
 ) -> None:
     """Put back a backup of a chat, or the newest; the files that it has go to the trash."""
-    agreed(yes, f"Replace the files of {chat}?", "nothing was changed")
+    agreed(yes, f"Replace the files of {chat}?", "nothing was changed; --yes does not ask")
     given = {"do": "restore", "chat": chat, "key": key}
     _show_backups(answer(socket, "backup", given), as_json)
 

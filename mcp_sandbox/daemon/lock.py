@@ -100,7 +100,8 @@ def _leaving(place: Path, does: str) -> LockHolder:
     raise AlreadyServed(
         f"a daemon {does} already (pid {found.pid}, version {found.version}, since "
         f"{found.started}): use it through {found.socket}, or stop it with "
-        f"`mcp-sandbox shutdown --socket {shlex.quote(found.socket)}`"
+        f"`mcp-sandbox shutdown --socket {shlex.quote(found.socket)}`; with `--data` a second one "
+        "has a socket of its own"
     )
 
 

@@ -270,11 +270,11 @@ async def examine_fleet(config: Config) -> list[Check]:
     check = partial(Check, "fleet", "Redis")
     try:
         async with open_fleet(config) as store:
-            await store.check()
-            others = ", ".join(f"{each.name} at {each.url}" for each in await store.servers())
+            await store.check(serves=False)
+            living = ", ".join(f"{each.name} at {each.url}" for each in await store.servers())
     except OperatorError as exc:
         return [check("fail", "no chats are shared", str(exc))]
-    found = f"{store.place}; servers that live: {others}"
+    found = f"{store.place}; servers that live: {living or 'none'}"
     if config.storage.endpoint:
         return [check("ok", found)]
     return [check("warn", f"{found}; no files follow a chat", "set storage: see docs/storage.md")]

@@ -5,6 +5,7 @@
     lease:{user}/{chat}     which server answers for a chat; ends by itself
     server:{name}           a server that lives; `servers` names them all
     chat:{user}/{chat}      the record of a chat; `chats` says when each was used last
+    tried:{run}             is written to see whether it can be, for a moment
 
 Each request has an end of our own: the library's retries alone would hold a call for 25 s.
 """
@@ -175,8 +176,11 @@ class FleetStore:
     async def aclose(self) -> None:
         await self._redis.aclose()
 
-    async def check(self) -> None:
-        """Raise ConfigError: it is no Redis that servers can share, or our name is taken."""
+    async def check(self, *, serves: bool = True) -> None:
+        """Try the Redis; a server that `serves` lives from then on for the others.
+
+        Raises ConfigError: it is no Redis that servers can share, or our name is taken.
+        """
         try:
             for other in await self.servers():
                 if other.name == self.server.name and other.place != self.server.place:
@@ -186,9 +190,11 @@ class FleetStore:
                     )
             async with _asked():
                 born, _ = await self._redis.get(_BORN), await self._redis.zcard(_CHATS)
+                await self._redis.set(f"tried:{self.server.run}", "", px=1)
             if not (born or "0").isdecimal():
                 raise ConfigError(f"fleet.redis: the key {_BORN} there is another program's")
-            await self.renew((), free=0, load=0)
+            if serves:
+                await self.renew((), free=0, load=0)
         except StorageUnavailable as exc:
             if isinstance(exc.__cause__, AuthenticationError | ResponseError):
                 raise ConfigError(

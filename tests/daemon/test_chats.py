@@ -100,7 +100,8 @@ async def test_rm_asks_and_then_moves_the_files_to_the_trash(tmp_path: Path) -> 
         await client.exec("echo precious > note")
         refused = await command(where, "rm", "gone", stdin=b"n\n")
         assert refused.code == 1
-        assert "local/gone" in refused.out
+        assert "local/gone" in refused.err
+        assert "nothing was removed; --yes removes without asking" in refused.err
         assert await client.exec("cat note") == "precious\n"
         assert (await command(where, "rm", "gone", stdin=b"y\n")).code == 0
         assert (await command(where, "ls")).out == "no chats yet\n"

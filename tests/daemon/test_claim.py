@@ -34,6 +34,7 @@ async def test_a_second_daemon_does_not_take_the_socket(tmp_path: Path) -> None:
         async with starting(replace(where, data=tmp_path / "other")) as second:
             assert await second.end() == 1
         assert f"pid {first.process.pid}" in second.log
+        assert "with `--data` a second one has a socket of its own" in second.log
         async with in_chat(where, "a") as client:
             assert await client.exec("echo here") == "here\n"
 

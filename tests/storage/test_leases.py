@@ -358,6 +358,14 @@ async def test_a_redis_that_cannot_serve_is_told_at_the_start(server: RedisServe
             await a.check()
 
 
+async def test_who_only_looks_at_a_redis_is_no_server_that_lives(server: RedisServer) -> None:
+    async with store(server) as looking:
+        await looking.check(serves=False)
+        assert await looking.servers() == []
+        await looking.check()
+        assert [each.name for each in await looking.servers()] == ["a"]
+
+
 async def _refused(url: str, why: str, place: str = "") -> None:
     opened = FleetStore(url, who("a", place), LEASE_S)
     with pytest.raises(ConfigError, match=why):
