@@ -27,7 +27,7 @@ from mcp_sandbox import errors
 from mcp_sandbox.config.sections import StorageConfig
 from mcp_sandbox.errors import SandboxError, StorageUnavailable
 from mcp_sandbox.models import ChatId, Mount
-from mcp_sandbox.runtime.files import Files
+from mcp_sandbox.runtime.files import ROOTS, Files
 from mcp_sandbox.runtime.runtime import Runtime
 from mcp_sandbox.sessions.chat_records import BACKUP, ChatRecord, read_assistant_spec, read_backup
 from mcp_sandbox.sessions.sandbox.chat_sandbox import ChatSandbox
@@ -38,7 +38,6 @@ from mcp_sandbox.workspace.projects import TARGET
 
 logger = logging.getLogger(__name__)
 
-ROOTS = ("workspace", "home", "project")
 _LOOK_S = 5.0
 _AT_ONCE = 2
 # Twice the longest is less than the minute after which all is saved when the store is back.
@@ -197,9 +196,7 @@ class Saving:
         try:
             async with self._places, hold.open_for_save() as held:
                 copies = bool(self._context.projects.copies and held.project.mounts)
-                saved = await self._store(
-                    chat, one, held.runtime, copies=copies, is_busy=was.calls > 0
-                )
+                saved = await self._store(chat, one, held.runtime, copies=copies, busy=was.calls)
         finally:
             is_unused = self._context.use_times.used_s(chat) == used_s
             with suppress(SandboxError):
@@ -213,22 +210,15 @@ class Saving:
         return saved
 
     async def _store(
-        self,
-        chat: ChatId,
-        one: _Chat,
-        runtime: Runtime,
-        *,
-        copies: bool = False,
-        is_busy: bool = False,
+        self, chat: ChatId, one: _Chat, runtime: Runtime, *, copies: bool = False, busy: int = 0
     ) -> Backup:
-        """Save what a sandbox shows."""
+        """Save what a sandbox shows, in which `busy` calls are under way."""
         calls, began_s, status = one.calls, self._now_s(), await runtime.status()
         leave_out = self._settings.leave_out
         pack = partial(runtime.files.pack, roots=ROOTS[: 2 + copies], leave_out=leave_out)
 
         def is_quiet() -> bool:
-            busy = is_busy or status.calls or status.background.total
-            return not busy and calls == one.calls
+            return not (busy or status.calls or status.background.total) and calls == one.calls
 
         with self._asking():
             saved = await self._backups.save(chat, one.epoch, pack, quiet=is_quiet)
@@ -399,16 +389,22 @@ class Saving:
         try:
             runtime = await connect(sandbox, staged, context.tasks, context.settings)
             try:
-                with self._asking():
-                    most = context.settings.workspace.max_files
-                    data = self._backups.read(backup)
-                    await unpack_in(runtime, data, ROOTS[: 2 + copies], limit, most)
+                await self._unpack_in(runtime, backup, ROOTS[: 2 + copies], limit)
             finally:
                 await runtime.aclose()
         finally:
             with anyio.move_on_after(_DESTROY_S, shield=True):
                 await context.backend.destroy(sandbox.id)
         await context.workspaces.replace(chat)
+
+    async def _unpack_in(
+        self, runtime: Runtime, backup: Backup, roots: Sequence[str], max_bytes: int
+    ) -> None:
+        """Unpack a backup in a sandbox whose `roots` are empty."""
+        most = self._context.settings.workspace.max_files
+        with self._asking():
+            async with aclosing(self._backups.read(backup)) as data:
+                await runtime.files.unpack(data, roots=roots, max_bytes=max_bytes, max_entries=most)
 
     async def share(self, chat: ChatId, path: str, files: Files, expires_s: float) -> str:
         """Copy a file of the chat to the store; return an address that downloads it."""
@@ -436,18 +432,6 @@ class Saving:
 
     def _now_s(self) -> float:
         return self._context.use_times.clock().steady_s
-
-
-async def unpack_in(
-    runtime: Runtime,
-    data: AsyncGenerator[bytes],
-    roots: Sequence[str],
-    max_bytes: int,
-    max_entries: int,
-) -> None:
-    """Unpack a backup in a sandbox whose `roots` are empty."""
-    async with aclosing(data):
-        await runtime.files.unpack(data, max_bytes=max_bytes, max_entries=max_entries, roots=roots)
 
 
 def next_epoch(found: Sequence[Backup], latest: int, now: int) -> int:
