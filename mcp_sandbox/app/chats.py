@@ -79,10 +79,7 @@ def _key_of_e2b(config: Config) -> Callable[[], Awaitable[str]]:
     from mcp_sandbox.egress.targets import RefusedError
     from mcp_sandbox.storage.objects import KeySource
 
-    try:
-        source = KeySource(config.e2b.api_key)
-    except ValueError as exc:
-        raise errors.ConfigError(f"e2b.api_key cannot be understood: {exc}") from None
+    source = KeySource("e2b.api_key", config.e2b.api_key)
 
     async def value() -> str:
         try:
@@ -252,15 +249,14 @@ def _open_workspaces(backend: Backend, config: Config, records: "ChatRecords") -
     """Return the files of all chats. Blocks on the disk."""
     from mcp_sandbox.workspace.directory import Workspaces
 
-    owner, shown = sandbox_user(), config.skills.enabled
-    if not backend.holds_files:
-        return Workspaces(config.data_dir, owner=owner, settings=config.workspace, skills=shown)
-    from mcp_sandbox.sessions.sandbox.holding import HeldWorkspaces
+    kind: Callable[..., Workspaces] = Workspaces
+    if backend.holds_files:
+        from mcp_sandbox.sessions.sandbox.holding import HeldWorkspaces
 
-    check_holding(config)
-    return HeldWorkspaces(
-        config.data_dir, records, owner=owner, settings=config.workspace, skills=shown
-    )
+        check_holding(config)
+        kind = partial(HeldWorkspaces, records=records)
+    owner, shown = sandbox_user(), config.skills.enabled
+    return kind(config.data_dir, owner=owner, settings=config.workspace, skills=shown)
 
 
 def check_holding(config: Config) -> None:

@@ -204,7 +204,7 @@ class Control:
                 async for event in events:
                     await put(line(event={"type": type(event).__name__, **asdict(event)}))
 
-        return Streamed(make, work.LINES, alive=b"\n", last=lambda exc: line(error=problem(exc)))
+        return Streamed(make, work.LINES)
 
     async def chat_named(self, user: str, session_id: str) -> ChatId | None:
         """Return the chat of a user's session; None if there is no such."""
@@ -529,7 +529,7 @@ async def events(control: Steered, user: User) -> Streamed:
         with suppress(anyio.ClosedResourceError):
             await control.listen(user, put)
 
-    return Streamed(make, "text/event-stream", alive=b": \n\n")
+    return Streamed(make, work.EVENTS)
 
 
 def make_app(control: Control) -> FastAPI:

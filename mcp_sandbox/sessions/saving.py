@@ -270,8 +270,7 @@ class Saving:
             is_left = here and not kept.get("clean")
             one = self._chats[chat] = _Chat(changed_s=self._now_s() if is_left else None)
             one.called_s = self._now_s()
-        self._context.check_lease(chat)
-        lease = self._context.leases.epoch(chat) if self._context.leases else None
+        lease = self._lease(chat)
         one.epoch, found = lease or own or 1, one.wanted
         try:
             newest = found = found or await self._list_soon(chat)
@@ -295,6 +294,11 @@ class Saving:
             self._context.notices.add(chat, unasked)
         news = {**kept, "epoch": one.epoch, "clean": False}
         return {**(record.further if record else {}), BACKUP: news}
+
+    def _lease(self, chat: ChatId) -> int:
+        """Return the epoch in which this server has the chat, 0 where servers share none."""
+        self._context.check_lease(chat)
+        return (self._context.leases and self._context.leases.epoch(chat)) or 0
 
     async def _list_soon(self, chat: ChatId) -> Sequence[Backup]:
         """List the chat's backups while a call waits, unless the store failed just now."""

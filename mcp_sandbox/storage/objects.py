@@ -59,10 +59,8 @@ class ObjectStore:
         """Raise ConfigError: a source of the keys cannot be understood."""
         self._settings = settings
         self._stores: dict[float, S3Store] = {}
-        try:
-            self._keys = [KeySource(settings.access_key), KeySource(settings.secret_key)]
-        except ValueError as exc:
-            raise ConfigError(f"storage: a key's command cannot be understood: {exc}") from None
+        sources = {"access_key": settings.access_key, "secret_key": settings.secret_key}
+        self._keys = [KeySource(f"storage.{name}", where) for name, where in sources.items()]
 
     @asynccontextmanager
     async def writing(self, name: str, *, shown_as: str = "") -> AsyncGenerator[Take]:
@@ -187,9 +185,13 @@ class ObjectStore:
 class KeySource:
     """Where a key comes from, as the configuration names it."""
 
-    def __init__(self, where: str) -> None:
+    def __init__(self, setting: str, where: str) -> None:
+        """Raise ConfigError: what the setting says cannot be understood."""
         kind, _, self._variable = where.partition(":")
-        self._source = None if kind == "env" else SecretSource(where, private=True)
+        try:
+            self._source = None if kind == "env" else SecretSource(where, private=True)
+        except ValueError as exc:
+            raise ConfigError(f"{setting} cannot be understood: {exc}") from None
 
     async def value(self) -> str:
         """Return the key as it is now; raises RefusedError."""

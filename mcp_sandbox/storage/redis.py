@@ -120,6 +120,7 @@ class Bridge:
                     if found := await self._redis.get(key):
                         value: Mapping[str, Any] = json.loads(found)
                         return value
+                async with _asked(within_s / tries):
                     await news.get_message(timeout=within_s / tries)
         return None
 
@@ -290,9 +291,9 @@ def _open(url: str) -> Any:  # noqa: ANN401 - the library's is generic
 
 
 @asynccontextmanager
-async def _asked() -> AsyncGenerator[None]:
+async def _asked(waits_s: float = 0.0) -> AsyncGenerator[None]:
     try:
-        with anyio.fail_after(_ANSWER_S):
+        with anyio.fail_after(waits_s + _ANSWER_S):
             yield
     except (RedisError, OSError, TimeoutError) as exc:
         why = str(exc) or f"no answer within {_ANSWER_S:g} s"

@@ -61,7 +61,6 @@ class HeldWorkspaces(Workspaces):
         skills: bool = False,
     ) -> None:
         super().__init__(data_root, owner=owner, settings=settings, skills=skills)
-        self.settings = settings
         self._records = records
         self.open_ones: WeakValueDictionary[ChatId, OpenSandbox] = WeakValueDictionary()
         # What each chat had when it was looked at last.
@@ -82,20 +81,16 @@ class HeldWorkspaces(Workspaces):
         return [record.chat for record in await self._records.list() if record.backend]
 
     def open_disk_usage(self, chat: ChatId) -> DiskUsage:
-        return _HeldUsage(chat, self)
+        return _HeldUsage(chat, self, self._settings)
 
 
 class _HeldUsage(DiskUsage):
     """What a chat has, as the runner of its open sandbox tells."""
 
-    def __init__(self, chat: ChatId, workspaces: HeldWorkspaces) -> None:
-        nothing = TreeUsage(0, 0), FreeSpace(0, None)
-        limiter = anyio.CapacityLimiter(1)
-        super().__init__(
-            lambda _: nothing, workspaces.settings, limiter=limiter, least_interval_s=_MEASURE_S
-        )
-        self._chat = chat
-        self._workspaces = workspaces
+    def __init__(self, chat: ChatId, workspaces: HeldWorkspaces, settings: WorkspaceConfig) -> None:
+        nothing, limiter = (TreeUsage(0, 0), FreeSpace(0, None)), anyio.CapacityLimiter(1)
+        super().__init__(lambda _: nothing, settings, limiter=limiter, least_interval_s=_MEASURE_S)
+        self._chat, self._workspaces = chat, workspaces
 
     async def _look(self, checkpoint: Checkpoint) -> tuple[TreeUsage, FreeSpace]:  # noqa: ARG002
         # What is free there is the sandbox's own disk, of which nothing need be kept free.
@@ -144,11 +139,6 @@ class Holding(Saving):
         news = {**kept, **saved, "epoch": one.epoch, "clean": False}
         news.pop("newest", None)
         return {**(record.further if record else {}), BACKUP: news}
-
-    def _lease(self, chat: ChatId) -> int:
-        """Return the epoch in which this server has the chat, 0 where servers share none."""
-        self._context.check_lease(chat)
-        return (self._context.leases and self._context.leases.epoch(chat)) or 0
 
     async def fill(self, chat: ChatId, runtime: Runtime) -> None:
         """Bring the chat's newest files into a new sandbox, and mark them.
