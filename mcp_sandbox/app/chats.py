@@ -67,29 +67,14 @@ async def open_backend(name: BackendName, config: Config) -> AsyncGenerator[Back
             yield docker
     elif name == "e2b":
         from mcp_sandbox.backends.e2b.backend import E2BBackend
+        from mcp_sandbox.storage.objects import KeySource
 
-        yield E2BBackend(config.e2b, config.data_dir, _key_of_e2b(config))
+        key = KeySource("e2b.api_key", config.e2b.api_key, errors.BackendUnavailable)
+        yield E2BBackend(config.e2b, config.data_dir, key.value)
     else:
         from mcp_sandbox.backends.bubblewrap.backend import BubblewrapBackend
 
         yield BubblewrapBackend(config.data_dir, walls=name == "bubblewrap")
-
-
-def _key_of_e2b(config: Config) -> Callable[[], Awaitable[str]]:
-    from mcp_sandbox.egress.targets import RefusedError
-    from mcp_sandbox.storage.objects import KeySource
-
-    source = KeySource("e2b.api_key", config.e2b.api_key)
-
-    async def value() -> str:
-        try:
-            return await source.value()
-        except RefusedError as exc:
-            raise errors.BackendUnavailable(
-                f"the key of E2B cannot be read: {exc}; correct e2b.api_key"
-            ) from exc
-
-    return value
 
 
 @asynccontextmanager
@@ -288,10 +273,9 @@ def _add_saving(context: "SessionContext", config: Config) -> None:
 
         kept = Backups(config.storage), config.storage, context
         if context.backend.holds_files:
-            from mcp_sandbox.sessions.sandbox.holding import HeldWorkspaces, Holding
+            from mcp_sandbox.sessions.sandbox.holding import Holding
 
-            assert isinstance(context.workspaces, HeldWorkspaces)  # noqa: S101
-            context.saving = context.holding = Holding(*kept, context.workspaces)
+            context.saving = context.holding = Holding(*kept)
         else:
             context.saving = Saving(*kept)
 

@@ -159,7 +159,7 @@ class Saving:
             if one.changed_s is not None:
                 try:
                     # A store that hangs is found out before a large upload is.
-                    await self._list_soon(chat)
+                    await self.list(chat, soon=True)
                     await self._save(chat, one)
                 except errors.ChatElsewhere:
                     await self.let_go(chat)
@@ -267,13 +267,12 @@ class Saving:
         kept, here = dict(read_backup(record)), await self._context.workspaces.exist(chat)
         own, latest = int(kept.get("epoch", 0)), int(kept.pop("newest", 0))
         if (one := self._chats.get(chat)) is None:
-            is_left = here and not kept.get("clean")
-            one = self._chats[chat] = _Chat(changed_s=self._now_s() if is_left else None)
-            one.called_s = self._now_s()
-        lease = self._lease(chat)
+            now_s, is_left = self._now_s(), here and not kept.get("clean")
+            one = self._chats[chat] = _Chat(changed_s=now_s if is_left else None, called_s=now_s)
+        lease = self._context.check_lease(chat)
         one.epoch, found = lease or own or 1, one.wanted
         try:
-            newest = found = found or await self._list_soon(chat)
+            newest = found = found or await self.list(chat, soon=True)
             is_older = newest and (not here or newest[0].epoch > own)
             if is_older and runs:
                 return None
@@ -295,24 +294,17 @@ class Saving:
         news = {**kept, "epoch": one.epoch, "clean": False}
         return {**(record.further if record else {}), BACKUP: news}
 
-    def _lease(self, chat: ChatId) -> int:
-        """Return the epoch in which this server has the chat, 0 where servers share none."""
-        self._context.check_lease(chat)
-        return (self._context.leases and self._context.leases.epoch(chat)) or 0
+    async def list(self, chat: ChatId, *, soon: bool = False) -> Sequence[Backup]:
+        """Return the chat's backups, the newest first.
 
-    async def _list_soon(self, chat: ChatId) -> Sequence[Backup]:
-        """List the chat's backups while a call waits, unless the store failed just now."""
-        if self._now_s() < self._not_before_s:
+        `soon`, as while a call waits: not if the store has just failed, nor for more than seconds.
+        """
+        if soon and self._now_s() < self._not_before_s:
             raise StorageUnavailable(self._why)
         with self._asking():
-            with anyio.move_on_after(_ANSWER_S):
+            with anyio.move_on_after(_ANSWER_S if soon else math.inf):
                 return await self._backups.list(chat)
             raise StorageUnavailable(f"the object store did not answer within {_ANSWER_S:g} s")
-
-    async def list(self, chat: ChatId) -> Sequence[Backup]:
-        """Return the chat's backups, the newest first."""
-        with self._asking():
-            return await self._backups.list(chat)
 
     async def restore(self, chat: ChatId, key: str | None = None) -> Backup:
         """Open a new sandbox on the files of a backup, by default of the newest that is sound.

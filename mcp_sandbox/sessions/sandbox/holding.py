@@ -110,15 +110,11 @@ class _HeldUsage(DiskUsage):
 class Holding(Saving):
     """The backups of chats whose files have no other copy than in their sandbox."""
 
-    def __init__(
-        self,
-        backups: Backups,
-        settings: StorageConfig,
-        context: SessionContext,
-        workspaces: HeldWorkspaces,
-    ) -> None:
+    def __init__(self, backups: Backups, settings: StorageConfig, context: SessionContext) -> None:
         super().__init__(backups, settings, context)
-        self.open_ones, self._seen = workspaces.open_ones, workspaces.seen
+        held = context.workspaces
+        assert isinstance(held, HeldWorkspaces)  # noqa: S101 - as the backend holds files
+        self.open_ones, self._seen = held.open_ones, held.seen
 
     async def prepare(
         self,
@@ -134,7 +130,7 @@ class Holding(Saving):
             # Another server has left it so, or this one before it was noted: that is saved again.
             one.changed_s = one.called_s = self._now_s()
         own = int(kept.get("epoch", 0))
-        one.epoch = max(one.epoch, own, self._lease(chat))
+        one.epoch = max(one.epoch, own, self._context.check_lease(chat))
         saved = {"saved": one.saved_at.timestamp()} if one.saved_at else {}
         news = {**kept, **saved, "epoch": one.epoch, "clean": False}
         news.pop("newest", None)
@@ -156,7 +152,7 @@ class Holding(Saving):
         await runtime.files.mark(f"{chat} -")
         found = one.wanted
         try:
-            found = found or await self._list_soon(chat)
+            found = found or await self.list(chat, soon=True)
             if found and (backup := await self._restore(chat, found, unpack, here=False)):
                 one.saved_at = backup.saved_at
         except StorageUnavailable as exc:
@@ -168,7 +164,7 @@ class Holding(Saving):
             )
         if latest > max((each.epoch for each in found), default=0):
             self._context.notices.add(chat, NEVER_SAVED)
-        now = self._lease(chat) or int(1000 * self._context.use_times.clock().wall_s)
+        now = self._context.check_lease(chat) or int(1000 * self._context.use_times.clock().wall_s)
         one.epoch = next_epoch(found, max(own, latest), now)
         await runtime.files.mark(f"{chat} {one.epoch}")
 
@@ -214,11 +210,11 @@ class Holding(Saving):
         kept = read_backup(await self._context.records.get(chat))
         newest = max(int(kept.get(name, 0)) for name in ("epoch", "newest"))
         with suppress(StorageUnavailable):
-            newest = max(newest, *(each.epoch for each in await self._list_soon(chat)), 0)
+            newest = max(newest, *(each.epoch for each in await self.list(chat, soon=True)), 0)
         if int(epoch) < newest:
             await self.keep(chat, runtime, older=int(epoch))
             return False
-        one.epoch = max(int(epoch), self._lease(chat))
+        one.epoch = max(int(epoch), self._context.check_lease(chat))
         if one.epoch > int(epoch):
             await runtime.files.mark(f"{chat} {one.epoch}")
         return True
@@ -228,7 +224,7 @@ class Holding(Saving):
         one = self._chats[chat]
         try:
             # A store that hangs is found out before a large upload is.
-            await self._list_soon(chat)
+            await self.list(chat, soon=True)
             await self._store(chat, one if older is None else replace(one, epoch=older), runtime)
         except SandboxError as exc:
             raise Unsaved(
