@@ -67,32 +67,14 @@ async def open_backend(name: BackendName, config: Config) -> AsyncGenerator[Back
             yield docker
     elif name == "e2b":
         from mcp_sandbox.backends.e2b.backend import E2BBackend
+        from mcp_sandbox.storage.objects import KeySource
 
-        yield E2BBackend(config.e2b, config.data_dir, _key_of_e2b(config))
+        key = KeySource("e2b.api_key", config.e2b.api_key, errors.BackendUnavailable)
+        yield E2BBackend(config.e2b, config.data_dir, key.value)
     else:
         from mcp_sandbox.backends.bubblewrap.backend import BubblewrapBackend
 
         yield BubblewrapBackend(config.data_dir, walls=name == "bubblewrap")
-
-
-def _key_of_e2b(config: Config) -> Callable[[], Awaitable[str]]:
-    from mcp_sandbox.egress.targets import RefusedError
-    from mcp_sandbox.storage.objects import KeySource
-
-    try:
-        source = KeySource(config.e2b.api_key)
-    except ValueError as exc:
-        raise errors.ConfigError(f"e2b.api_key cannot be understood: {exc}") from None
-
-    async def value() -> str:
-        try:
-            return await source.value()
-        except RefusedError as exc:
-            raise errors.BackendUnavailable(
-                f"the key of E2B cannot be read: {exc}; correct e2b.api_key"
-            ) from exc
-
-    return value
 
 
 @asynccontextmanager
@@ -252,15 +234,14 @@ def _open_workspaces(backend: Backend, config: Config, records: "ChatRecords") -
     """Return the files of all chats. Blocks on the disk."""
     from mcp_sandbox.workspace.directory import Workspaces
 
-    owner, shown = sandbox_user(), config.skills.enabled
-    if not backend.holds_files:
-        return Workspaces(config.data_dir, owner=owner, settings=config.workspace, skills=shown)
-    from mcp_sandbox.sessions.sandbox.holding import HeldWorkspaces
+    kind: Callable[..., Workspaces] = Workspaces
+    if backend.holds_files:
+        from mcp_sandbox.sessions.sandbox.holding import HeldWorkspaces
 
-    check_holding(config)
-    return HeldWorkspaces(
-        config.data_dir, records, owner=owner, settings=config.workspace, skills=shown
-    )
+        check_holding(config)
+        kind = partial(HeldWorkspaces, records=records)
+    owner, shown = sandbox_user(), config.skills.enabled
+    return kind(config.data_dir, owner=owner, settings=config.workspace, skills=shown)
 
 
 def check_holding(config: Config) -> None:
@@ -292,10 +273,9 @@ def _add_saving(context: "SessionContext", config: Config) -> None:
 
         kept = Backups(config.storage), config.storage, context
         if context.backend.holds_files:
-            from mcp_sandbox.sessions.sandbox.holding import HeldWorkspaces, Holding
+            from mcp_sandbox.sessions.sandbox.holding import Holding
 
-            assert isinstance(context.workspaces, HeldWorkspaces)  # noqa: S101
-            context.saving = context.holding = Holding(*kept, context.workspaces)
+            context.saving = context.holding = Holding(*kept)
         else:
             context.saving = Saving(*kept)
 

@@ -265,9 +265,7 @@ class FleetConfig(Section):
     url: Annotated[str, Field(pattern=r"^(https?://[^/]+/?)?$")] = setting(
         "", "where the other servers reach its HTTP, such as http://10.0.0.5:8080"
     )
-    lease: Duration = setting(
-        30.0, "how long a server that is not heard of keeps its chats", ge=1.0
-    )
+    lease: Duration = setting(30.0, "how long a server that is not heard of keeps its chats", ge=1)
 
     @model_validator(mode="after")
     def _complete(self) -> "FleetConfig":
@@ -317,9 +315,7 @@ class CallsConfig(Section):
 class OutputConfig(Section):
     """What becomes of long output."""
 
-    kept: Size = setting(
-        64 * MIB, "output of one call that is kept in a file for read_file", ge=MIB
-    )
+    kept: Size = setting(64 * MIB, "output of one call kept in a file for read_file", ge=MIB)
 
 
 class SkillsConfig(Section):

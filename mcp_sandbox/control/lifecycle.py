@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, aclosing, suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime
-from typing import Annotated, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 from weakref import WeakValueDictionary
 
 import anyio
@@ -39,10 +39,14 @@ from mcp_sandbox.sessions.chat_records import CONTROL, AssistantSpec, read_backu
 from mcp_sandbox.sessions.manager import SessionManager, name_session
 from mcp_sandbox.sessions.session import Session
 
+if TYPE_CHECKING:
+    from mcp_sandbox.storage.redis import Bridge
+
 logger = logging.getLogger(__name__)
 
 # How many events a client may be behind before it is cut off.
 _BEHIND = 256
+_PUBLISHED = ("providerSandboxId", "provider", "containerUrl", "isNewProvision")
 
 
 class Prepare(Given):
@@ -132,13 +136,6 @@ AccessCheck = Callable[[ChatId, Prepare], Awaitable[AssistantSpec | None]]
 OpenAgent = Callable[..., AbstractAsyncContextManager[Agent]]
 
 
-class Publisher(Protocol):
-    """Where it is told beside which sandboxes are there, such as a Redis. StorageUnavailable."""
-
-    async def put(self, session_id: str, value: Mapping[str, Any]) -> None: ...
-    async def remove(self, session_id: str) -> None: ...
-
-
 class Control:
     """What the API does, over the manager of all chats."""
 
@@ -148,14 +145,14 @@ class Control:
         tasks: TaskGroup,
         check_access: AccessCheck,
         open_agent: OpenAgent,
-        publisher: Publisher | None = None,
+        bridge: "Bridge | None" = None,
     ) -> None:
-        """`tasks` make the sandboxes, beside the answers."""
+        """`tasks` make the sandboxes, beside the answers; `bridge` is told which are there."""
         self.manager = manager
         self._open_agent = open_agent
         self._tasks = tasks
         self._check_access = check_access
-        self._publisher = publisher
+        self._bridge = bridge
         self._chats: dict[tuple[str, str], ChatId] = {}
         self._turns: WeakValueDictionary[ChatId, anyio.Lock] = WeakValueDictionary()
         self._making: dict[ChatId, anyio.Event] = {}
@@ -164,30 +161,30 @@ class Control:
 
     async def session(self, scope: Scope, session_id: str) -> Session:
         """Return the session of an id for work in it. Raises NotFound."""
-        row = await self.find_live(scope, session_id)
+        row = await self.find_live(scope[CALLER].user, session_id)
         return await (await self.manager()).session(row.chat, judged=True)
 
-    async def find_live(self, scope: Scope, session_id: str) -> SessionStatus:
+    async def find_live(self, user: str, session_id: str) -> SessionStatus:
         """Return a session as `find` does, unless it is terminated."""
-        row = await self.find(scope, session_id)
+        row = await self.find(user, session_id)
         if (await self.describe(row)).status == "terminated":
             raise NotFound(f"session {session_id} was terminated: have it prepared again")
         return row
 
-    async def find(self, scope: Scope, session_id: str) -> SessionStatus:
-        """Return the session of that id among the caller's. Raises NotFound."""
-        chat = await self.chat_named(scope[CALLER].user, session_id)
+    async def find(self, user: str, session_id: str) -> SessionStatus:
+        """Return a user's session by its id. Raises NotFound."""
+        chat = await self.chat_named(user, session_id)
         found = await (await self.manager()).status(chat) if chat else None
         if found is None:
             raise NotFound(f"there is no session {session_id[:40]!r}: prepare its chat first")
         return found
 
-    async def run_agent(self, scope: Scope, given: Invoke, *, resume: bool) -> Streamed:
+    async def run_agent(self, user: str, given: Invoke, *, resume: bool) -> Streamed:
         """Have an assistant work; each line of the answer is JSON, an event or the error."""
-        chat = ChatId(scope[CALLER].user, given.sandbox_session_id or "local")
+        chat = ChatId(user, given.sandbox_session_id or "local")
         assistant, project = given.assistant, None
         if given.sandbox_mode == "cloud":
-            row = await self.find_live(scope, given.sandbox_session_id)
+            row = await self.find_live(user, given.sandbox_session_id)
             if given.sandbox_provider not in (None, row.backend):
                 raise InvalidArgument(f"session {row.id} has the provider {row.backend}")
             chat, assistant = row.chat, assistant or row.assistant
@@ -207,7 +204,7 @@ class Control:
                 async for event in events:
                     await put(line(event={"type": type(event).__name__, **asdict(event)}))
 
-        return Streamed(make, work.LINES, alive=b"\n", last=lambda exc: line(error=problem(exc)))
+        return Streamed(make, work.LINES)
 
     async def chat_named(self, user: str, session_id: str) -> ChatId | None:
         """Return the chat of a user's session; None if there is no such."""
@@ -247,14 +244,10 @@ class Control:
             await self._keep(chat, wanted)
         if has_lived and is_gone:
             # What is said of the sandbox before must not be believed.
-            await self._publish(name_session(chat), None)
-        self._make(chat, had_files=has_lived)
-
-    def _make(self, chat: ChatId, *, had_files: bool) -> None:
-        if chat not in self._making:
-            self._making[chat] = anyio.Event()
-            self._failed.pop(chat, None)
-            self._tasks.start_soon(self._open, chat, had_files)
+            await self._publish(name_session(chat), {})
+        self._making[chat] = anyio.Event()
+        self._failed.pop(chat, None)
+        self._tasks.start_soon(self._open, chat, has_lived)
 
     async def _open(self, chat: ChatId, had_files: bool) -> None:
         try:
@@ -276,16 +269,14 @@ class Control:
         except SandboxError as exc:
             logger.warning("chat %s: what became of it cannot be told: %s", chat, exc)
 
-    async def _publish(self, session_id: str, told: SandboxSession | None) -> None:
-        if not self._publisher:
+    async def _publish(self, session_id: str, told: Mapping[str, Any]) -> None:
+        if not self._bridge:
             return
         try:
-            if told and told.provider_sandbox_id:
-                names = ("providerSandboxId", "provider", "containerUrl", "isNewProvision")
-                whole = Answer[SandboxSession](data=told).model_dump(mode="json")["data"]
-                await self._publisher.put(session_id, {name: whole[name] for name in names})
+            if told.get("providerSandboxId"):
+                await self._bridge.put(session_id, {name: told[name] for name in _PUBLISHED})
             else:
-                await self._publisher.remove(session_id)
+                await self._bridge.remove(session_id)
         except SandboxError as exc:
             logger.warning("session %s: what it is now cannot be published: %s", session_id, exc)
 
@@ -294,9 +285,9 @@ class Control:
         if (status := await (await self.manager()).status(chat)) is None:
             return None
         described = await self.describe(status)
-        await self._publish(status.id, described)
-        text = Json(Answer[SandboxSession](data=described).model_dump(mode="json")).body
-        event = b"event: session\ndata: " + bytes(text) + b"\n\n"
+        told = Answer[SandboxSession](data=described).model_dump(mode="json")
+        await self._publish(status.id, told["data"])
+        event = b"event: session\ndata: " + line(**told) + b"\n"
         for listener, user in list(self._listeners.items()):
             if user == chat.user:
                 try:
@@ -407,24 +398,27 @@ async def _user(request: Request) -> str:
     return user
 
 
-async def _row(control: Steered, request: Request, id: str) -> SessionStatus:  # noqa: A002 - in the path
-    return await control.find(request.scope, id)
-
-
-async def _live(control: Steered, request: Request, id: str) -> SessionStatus:  # noqa: A002 - in the path
-    return await control.find_live(request.scope, id)
-
-
 User = Annotated[str, Depends(_user)]
+
+
+async def _row(control: Steered, user: User, id: str) -> SessionStatus:  # noqa: A002 - in the path
+    return await control.find(user, id)
+
+
+async def _live(control: Steered, user: User, id: str) -> SessionStatus:  # noqa: A002 - in the path
+    return await control.find_live(user, id)
+
+
 Row = Annotated[SessionStatus, Depends(_row)]
 Live = Annotated[SessionStatus, Depends(_live)]
-Session_ = Answer[dict[str, SandboxSession]]
 lifecycle = APIRouter(prefix="/api", tags=["lifecycle"], default_response_class=Json)
 
 
 @lifecycle.post("/marketplace/expert/prepare-invoke")
 @lifecycle.post("/sandbox/prepare")
-async def prepare(control: Steered, user: User, given: Prepare) -> Session_:
+async def prepare(
+    control: Steered, user: User, given: Prepare
+) -> Answer[dict[str, SandboxSession]]:
     """Get or create the sandbox of a chat; the answer tells what is true now.
 
     The sandbox is made beside: `providerSandboxId` is null until it is there.
@@ -433,27 +427,25 @@ async def prepare(control: Steered, user: User, given: Prepare) -> Session_:
 
 
 @lifecycle.post("/agent/invoke", response_class=Streamed, status_code=200)
-async def invoke(control: Steered, request: Request, given: Invoke) -> Streamed:
+async def invoke(control: Steered, user: User, given: Invoke) -> Streamed:
     """Have an assistant work in a session.
 
     Each line of the answer is `{"event": …}`, of which the last is a Completion, or `{"error": …}`.
     If the client hangs up, the run ends.
     """
-    return await control.run_agent(request.scope, given, resume=False)
+    return await control.run_agent(user, given, resume=False)
 
 
 @lifecycle.post("/agent/resume", response_class=Streamed, status_code=200)
-async def go_on(control: Steered, request: Request, given: Invoke) -> Streamed:
+async def go_on(control: Steered, user: User, given: Invoke) -> Streamed:
     """Have an assistant go on with its last conversation in a session; as `invoke`."""
-    return await control.run_agent(request.scope, given, resume=True)
+    return await control.run_agent(user, given, resume=True)
 
 
 @lifecycle.get("/sandbox/by-chat/{chat}")
-async def by_chat(
-    control: Steered, user: User, request: Request, chat: str
-) -> Answer[SandboxSession]:
+async def by_chat(control: Steered, user: User, chat: str) -> Answer[SandboxSession]:
     """Return the session of a chat."""
-    row = await control.find(request.scope, name_session(ChatId(user, chat)))
+    row = await control.find(user, name_session(ChatId(user, chat)))
     return Answer(data=await control.describe(row))
 
 
@@ -537,7 +529,7 @@ async def events(control: Steered, user: User) -> Streamed:
         with suppress(anyio.ClosedResourceError):
             await control.listen(user, put)
 
-    return Streamed(make, "text/event-stream", alive=b": \n\n")
+    return Streamed(make, work.EVENTS)
 
 
 def make_app(control: Control) -> FastAPI:

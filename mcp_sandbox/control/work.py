@@ -38,7 +38,9 @@ _ALIVE_S = 15.0
 _STALLED_S = 60.0
 # What readers of lines take for an end of one, and JSON lets stand.
 _BREAKS = {ord(each): f"\\u{ord(each):04x}" for each in "\x85\u2028\u2029"}
-LINES, _BYTES = "application/x-ndjson", "application/octet-stream"
+LINES, EVENTS, _BYTES = "application/x-ndjson", "text/event-stream", "application/octet-stream"
+# What is sent in long silence.
+_ALIVE = {LINES: b"\n", EVENTS: b": \n\n"}
 
 # The first that fits counts; 410 is what no proxy asks for again.
 _STATUS: Mapping[int, tuple[type[SandboxError], ...]] = {
@@ -133,20 +135,13 @@ class Share(Given):
 class Streamed(Response):
     """A body that is made while it is sent; it ends when its client hangs up.
 
-    An error before the first byte is the answer in place of it. After that `last` makes the last
-    bytes of it; without `last` the connection is broken, as what came is not the whole.
+    An error before the first byte is the answer in place of it. After that it is the last line of
+    lines of JSON; else the connection is broken, as what came is not the whole.
     """
 
-    def __init__(
-        self,
-        make: Callable[[Put], Awaitable[object]],
-        media_type: str,
-        *,
-        alive: bytes = b"",
-        last: Callable[[SandboxError], bytes] | None = None,
-    ) -> None:
-        """`make` gives the pieces to its argument; `alive` is sent in long silence."""
-        self._make, self._alive, self._last = make, alive, last
+    def __init__(self, make: Callable[[Put], Awaitable[object]], media_type: str) -> None:
+        """`make` gives the pieces to its argument."""
+        self._make = make
         self.status_code, self.background, self.media_type = 200, None, media_type
         self.init_headers({"x-content-type-options": "nosniff", "cache-control": "no-store"})
         self._begun = False
@@ -163,9 +158,9 @@ class Streamed(Response):
             if not self._begun:
                 raise
             logger.info("an answer was cut short: %s", exc)
-            if self._last is None:
+            if self.media_type != LINES:
                 return
-            await put(self._last(exc))
+            await put(line(error=problem(exc)))
         await put(b"", more=False)
 
     async def _put(self, send: Send, data: bytes, *, more: bool = True) -> None:
@@ -180,9 +175,9 @@ class Streamed(Response):
             raise ClientDisconnect
 
     async def _stay_alive(self, put: Put) -> None:
-        while self._alive:
+        while alive := _ALIVE.get(self.media_type or ""):
             await anyio.sleep(_ALIVE_S)
-            await put(self._alive)
+            await put(alive)
 
 
 async def _hung_up(receive: Receive, scope: anyio.CancelScope) -> None:
@@ -226,7 +221,7 @@ async def run_command(here: Here, given: Command) -> Streamed:
         told = Answer[ExecResult](data=result).model_dump(mode="json")
         await put(line(**told, notices=await here.take_notices()))
 
-    return Streamed(make, LINES, alive=b"\n", last=lambda exc: line(error=problem(exc)))
+    return Streamed(make, LINES)
 
 
 @work.delete("/processes/{process}")

@@ -30,13 +30,13 @@ from mcp_sandbox.runtime.call import CallResult, JsonObject
 from mcp_sandbox.runtime.channel import Channel
 
 MAX_READ = 256 * 1024 * 1024
+ROOTS = ("workspace", "home", "project")
 _MAX_REPLY = 40 * 1024 * 1024
 # A large file over a slow engine takes long, and no person waits for it at a prompt.
 _TRANSFER_S = 600.0
 
 _Value = TypeVar("_Value")
 _Row = tuple[str, str, int, float, str | None]
-_ROOTS = ("workspace", "home", "project")
 _ADAPTERS: dict[object, TypeAdapter[Any]] = {}
 _COLUMNS = ("path", "kind", "size", "modified", "target")
 
@@ -169,7 +169,7 @@ class Files:
         *,
         max_bytes: int,
         max_entries: int = 1_000_000,
-        roots: Sequence[str] = _ROOTS,
+        roots: Sequence[str] = ROOTS,
     ) -> Packed:
         """Bring a stream of `pack` into its roots once `data` has ended: all of it, or nothing.
 

@@ -27,7 +27,7 @@ from mcp_sandbox import errors
 from mcp_sandbox.config.sections import StorageConfig
 from mcp_sandbox.errors import SandboxError, StorageUnavailable
 from mcp_sandbox.models import ChatId, Mount
-from mcp_sandbox.runtime.files import Files
+from mcp_sandbox.runtime.files import ROOTS, Files
 from mcp_sandbox.runtime.runtime import Runtime
 from mcp_sandbox.sessions.chat_records import BACKUP, ChatRecord, read_assistant_spec, read_backup
 from mcp_sandbox.sessions.sandbox.chat_sandbox import ChatSandbox
@@ -38,7 +38,6 @@ from mcp_sandbox.workspace.projects import TARGET
 
 logger = logging.getLogger(__name__)
 
-ROOTS = ("workspace", "home", "project")
 _LOOK_S = 5.0
 _AT_ONCE = 2
 # Twice the longest is less than the minute after which all is saved when the store is back.
@@ -160,7 +159,7 @@ class Saving:
             if one.changed_s is not None:
                 try:
                     # A store that hangs is found out before a large upload is.
-                    await self._list_soon(chat)
+                    await self.list(chat, soon=True)
                     await self._save(chat, one)
                 except errors.ChatElsewhere:
                     await self.let_go(chat)
@@ -197,9 +196,7 @@ class Saving:
         try:
             async with self._places, hold.open_for_save() as held:
                 copies = bool(self._context.projects.copies and held.project.mounts)
-                saved = await self._store(
-                    chat, one, held.runtime, copies=copies, is_busy=was.calls > 0
-                )
+                saved = await self._store(chat, one, held.runtime, copies=copies, busy=was.calls)
         finally:
             is_unused = self._context.use_times.used_s(chat) == used_s
             with suppress(SandboxError):
@@ -213,22 +210,15 @@ class Saving:
         return saved
 
     async def _store(
-        self,
-        chat: ChatId,
-        one: _Chat,
-        runtime: Runtime,
-        *,
-        copies: bool = False,
-        is_busy: bool = False,
+        self, chat: ChatId, one: _Chat, runtime: Runtime, *, copies: bool = False, busy: int = 0
     ) -> Backup:
-        """Save what a sandbox shows."""
+        """Save what a sandbox shows, in which `busy` calls are under way."""
         calls, began_s, status = one.calls, self._now_s(), await runtime.status()
         leave_out = self._settings.leave_out
         pack = partial(runtime.files.pack, roots=ROOTS[: 2 + copies], leave_out=leave_out)
 
         def is_quiet() -> bool:
-            busy = is_busy or status.calls or status.background.total
-            return not busy and calls == one.calls
+            return not (busy or status.calls or status.background.total) and calls == one.calls
 
         with self._asking():
             saved = await self._backups.save(chat, one.epoch, pack, quiet=is_quiet)
@@ -277,14 +267,12 @@ class Saving:
         kept, here = dict(read_backup(record)), await self._context.workspaces.exist(chat)
         own, latest = int(kept.get("epoch", 0)), int(kept.pop("newest", 0))
         if (one := self._chats.get(chat)) is None:
-            is_left = here and not kept.get("clean")
-            one = self._chats[chat] = _Chat(changed_s=self._now_s() if is_left else None)
-            one.called_s = self._now_s()
-        self._context.check_lease(chat)
-        lease = self._context.leases.epoch(chat) if self._context.leases else None
+            now_s, is_left = self._now_s(), here and not kept.get("clean")
+            one = self._chats[chat] = _Chat(changed_s=now_s if is_left else None, called_s=now_s)
+        lease = self._context.check_lease(chat)
         one.epoch, found = lease or own or 1, one.wanted
         try:
-            newest = found = found or await self._list_soon(chat)
+            newest = found = found or await self.list(chat, soon=True)
             is_older = newest and (not here or newest[0].epoch > own)
             if is_older and runs:
                 return None
@@ -306,19 +294,17 @@ class Saving:
         news = {**kept, "epoch": one.epoch, "clean": False}
         return {**(record.further if record else {}), BACKUP: news}
 
-    async def _list_soon(self, chat: ChatId) -> Sequence[Backup]:
-        """List the chat's backups while a call waits, unless the store failed just now."""
-        if self._now_s() < self._not_before_s:
+    async def list(self, chat: ChatId, *, soon: bool = False) -> Sequence[Backup]:
+        """Return the chat's backups, the newest first.
+
+        `soon`, as while a call waits: not if the store has just failed, nor for more than seconds.
+        """
+        if soon and self._now_s() < self._not_before_s:
             raise StorageUnavailable(self._why)
         with self._asking():
-            with anyio.move_on_after(_ANSWER_S):
+            with anyio.move_on_after(_ANSWER_S if soon else math.inf):
                 return await self._backups.list(chat)
             raise StorageUnavailable(f"the object store did not answer within {_ANSWER_S:g} s")
-
-    async def list(self, chat: ChatId) -> Sequence[Backup]:
-        """Return the chat's backups, the newest first."""
-        with self._asking():
-            return await self._backups.list(chat)
 
     async def restore(self, chat: ChatId, key: str | None = None) -> Backup:
         """Open a new sandbox on the files of a backup, by default of the newest that is sound.
@@ -399,16 +385,22 @@ class Saving:
         try:
             runtime = await connect(sandbox, staged, context.tasks, context.settings)
             try:
-                with self._asking():
-                    most = context.settings.workspace.max_files
-                    data = self._backups.read(backup)
-                    await unpack_in(runtime, data, ROOTS[: 2 + copies], limit, most)
+                await self._unpack_in(runtime, backup, ROOTS[: 2 + copies], limit)
             finally:
                 await runtime.aclose()
         finally:
             with anyio.move_on_after(_DESTROY_S, shield=True):
                 await context.backend.destroy(sandbox.id)
         await context.workspaces.replace(chat)
+
+    async def _unpack_in(
+        self, runtime: Runtime, backup: Backup, roots: Sequence[str], max_bytes: int
+    ) -> None:
+        """Unpack a backup in a sandbox whose `roots` are empty."""
+        most = self._context.settings.workspace.max_files
+        with self._asking():
+            async with aclosing(self._backups.read(backup)) as data:
+                await runtime.files.unpack(data, roots=roots, max_bytes=max_bytes, max_entries=most)
 
     async def share(self, chat: ChatId, path: str, files: Files, expires_s: float) -> str:
         """Copy a file of the chat to the store; return an address that downloads it."""
@@ -436,18 +428,6 @@ class Saving:
 
     def _now_s(self) -> float:
         return self._context.use_times.clock().steady_s
-
-
-async def unpack_in(
-    runtime: Runtime,
-    data: AsyncGenerator[bytes],
-    roots: Sequence[str],
-    max_bytes: int,
-    max_entries: int,
-) -> None:
-    """Unpack a backup in a sandbox whose `roots` are empty."""
-    async with aclosing(data):
-        await runtime.files.unpack(data, max_bytes=max_bytes, max_entries=max_entries, roots=roots)
 
 
 def next_epoch(found: Sequence[Backup], latest: int, now: int) -> int:

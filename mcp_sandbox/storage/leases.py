@@ -102,11 +102,9 @@ class Leases:
         is_full = may_place and self.places()[0] <= 0
         if is_full and await self.ask(self._store.look, [chat]) == [None]:
             found = await self.ask(self._store.servers)
-            others = [
-                server for server in found if server.free > 0 and server.name != self._me.name
-            ]
-            if others:
-                return max(others, key=lambda server: server.free).url
+            others = (each for each in found if each.free > 0 and each.name != self._me.name)
+            if best := max(others, key=lambda server: server.free, default=None):
+                return best.url
         other = await self._settle(chat)
         return other.url if other else None
 

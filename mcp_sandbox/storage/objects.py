@@ -15,7 +15,7 @@ from mcp_sandbox.config.environment import variable
 from mcp_sandbox.config.sections import StorageConfig
 from mcp_sandbox.egress.secrets import SecretSource
 from mcp_sandbox.egress.targets import RefusedError
-from mcp_sandbox.errors import ConfigError, StorageUnavailable
+from mcp_sandbox.errors import ConfigError, OperatorError, StorageUnavailable
 
 try:
     import obstore
@@ -59,10 +59,11 @@ class ObjectStore:
         """Raise ConfigError: a source of the keys cannot be understood."""
         self._settings = settings
         self._stores: dict[float, S3Store] = {}
-        try:
-            self._keys = [KeySource(settings.access_key), KeySource(settings.secret_key)]
-        except ValueError as exc:
-            raise ConfigError(f"storage: a key's command cannot be understood: {exc}") from None
+        sources = {"access_key": settings.access_key, "secret_key": settings.secret_key}
+        self._keys = [
+            KeySource(f"storage.{name}", where, StorageUnavailable)
+            for name, where in sources.items()
+        ]
 
     @asynccontextmanager
     async def writing(self, name: str, *, shown_as: str = "") -> AsyncGenerator[Take]:
@@ -172,10 +173,6 @@ class ObjectStore:
             raise StorageUnavailable(
                 f"{where} did not answer within {limit_s:g} s: check that it runs"
             ) from exc
-        except RefusedError as exc:
-            raise StorageUnavailable(
-                f"a key of {where} cannot be read: {exc}; correct storage.access_key, secret_key"
-            ) from None
         except (BaseError, OSError, ValueError) as exc:
             self._stores.clear()  # The keys may be others now.
             text = str(exc).partition("\n\nDebug source")[0]
@@ -187,14 +184,23 @@ class ObjectStore:
 class KeySource:
     """Where a key comes from, as the configuration names it."""
 
-    def __init__(self, where: str) -> None:
+    def __init__(self, setting: str, where: str, unreadable: type[OperatorError]) -> None:
+        """Raise ConfigError: what the setting says cannot be understood."""
+        self._setting, self._unreadable = setting, unreadable
         kind, _, self._variable = where.partition(":")
-        self._source = None if kind == "env" else SecretSource(where, private=True)
+        try:
+            self._source = None if kind == "env" else SecretSource(where, private=True)
+        except ValueError as exc:
+            raise ConfigError(f"{setting} cannot be understood: {exc}") from None
 
     async def value(self) -> str:
-        """Return the key as it is now; raises RefusedError."""
-        if self._source:
-            return (await self._source.value()).decode("ascii")
-        if found := variable(self._variable):
-            return found
-        raise RefusedError(f"the variable {self._variable} is not set", "secret")
+        """Return the key as it is now; raises the error for one that is `unreadable`."""
+        why = f"the variable {self._variable} is not set"
+        try:
+            source = self._source
+            found = (await source.value()).decode() if source else variable(self._variable)
+            if found:
+                return found
+        except RefusedError as exc:
+            why = str(exc)
+        raise self._unreadable(f"{self._setting} cannot be read: {why}; correct it")

@@ -94,7 +94,7 @@ class Bridge:
 
     async def put(self, session_id: str, value: Mapping[str, Any]) -> None:
         """Write it, and tell those who wait."""
-        key, text = _key(session_id), json.dumps(value)
+        key, text = f"sandbox:{session_id}", json.dumps(value)
         async with _asked(), self._redis.pipeline(transaction=True) as pipe:
             pipe.set(key, text, ex=_KEPT_S)
             pipe.publish(key, text)
@@ -102,7 +102,7 @@ class Bridge:
 
     async def remove(self, session_id: str) -> None:
         async with _asked():
-            await self._redis.delete(_key(session_id))
+            await self._redis.delete(f"sandbox:{session_id}")
 
     async def wait(
         self, session_id: str, within_s: float = 5.0, tries: int = 10
@@ -111,27 +111,19 @@ class Bridge:
 
         It is asked for `tries` times; between these a message that is published is enough.
         """
-        key = _key(session_id)
-        async with self._redis.pubsub() as news:
+        key = f"sandbox:{session_id}"
+        async with self._redis.pubsub(ignore_subscribe_messages=True) as news:
             async with _asked():
                 await news.subscribe(key)
+                await news.get_message(timeout=_SOCKET_S)
             for _ in range(tries):
                 async with _asked():
-                    found = await self._redis.get(key)
-                if found is not None:
-                    value: Mapping[str, Any] = json.loads(found)
-                    return value
-                with anyio.move_on_after(within_s / tries):
-                    await self._hear(news)
+                    if found := await self._redis.get(key):
+                        value: Mapping[str, Any] = json.loads(found)
+                        return value
+                async with _asked(within_s / tries):
+                    await news.get_message(timeout=within_s / tries)
         return None
-
-    async def _hear(self, news: Any) -> None:  # noqa: ANN401 - the library's is generic
-        """Return when a message came."""
-        while True:
-            async with _asked():
-                message = await news.get_message(ignore_subscribe_messages=True, timeout=0.5)
-            if message:
-                return
 
 
 @dataclass(frozen=True)
@@ -305,17 +297,13 @@ def _open(url: str) -> Any:  # noqa: ANN401 - the library's is generic
 
 
 @asynccontextmanager
-async def _asked() -> AsyncGenerator[None]:
+async def _asked(waits_s: float = 0.0) -> AsyncGenerator[None]:
     try:
-        with anyio.fail_after(_ANSWER_S):
+        with anyio.fail_after(waits_s + _ANSWER_S):
             yield
     except (RedisError, OSError, TimeoutError) as exc:
         why = str(exc) or f"no answer within {_ANSWER_S:g} s"
         raise StorageUnavailable(f"the Redis of fleet.redis cannot be used: {why}") from exc
-
-
-def _key(session_id: str) -> str:
-    return f"sandbox:{session_id}"
 
 
 def _read_lease(chat: ChatId, text: str | None) -> Lease | None:

@@ -207,7 +207,7 @@ async def test_its_end_is_put_off_while_it_is_held(
     async with open_backend("e2b", config) as backend:
         async with made(backend, SandboxSpec(())) as sandbox, connected(sandbox) as runtime:
             await runtime.exec("true")
-            name = sandbox.name  # type: ignore[attr-defined]
+            name = sandbox.box.name  # type: ignore[attr-defined]
             assert f"POST /sandboxes/{name}/timeout" in await fail(url)
 
 

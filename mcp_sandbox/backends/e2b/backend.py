@@ -69,13 +69,12 @@ chown root:root {_PLACE}; chmod 711 {_PLACE}
 
 @dataclass(frozen=True)
 class E2BSandbox:
-    """A running sandbox of E2B, which calls it `name`."""
+    """A running sandbox of E2B."""
 
     id: models.SandboxId
     token: bytes
     facts: models.SandboxFacts
     labels: Mapping[str, str]
-    name: str
     box: Box
     client: Client
 
@@ -86,16 +85,16 @@ class E2BSandbox:
             raise SandboxGone(str(exc)) from exc
 
     async def pause(self) -> bool:
-        await self.client.pause(self.name)
+        await self.client.pause(self.box.name)
         return True
 
     async def resume(self) -> None:
-        await self.client.connect(self.name)
+        await self.client.connect(self.box.name)
 
     async def ending(self, *, within_s: float = 0.0) -> models.Ending | None:  # noqa: ARG002
         """Return "lost" if E2B does not know it any more, "ended" if only its runner has ended."""
         try:
-            await (await self.client.connect(self.name)).run(_RUNS)
+            await (await self.client.connect(self.box.name)).run(_RUNS)
         except SandboxGone:
             return "lost"
         except BackendUnavailable:
@@ -136,7 +135,8 @@ class E2BBackend:
             told = self._metadata | {ID: sandbox_id}
             told |= {name: spec.labels[name] for name in ("user", "chat") if name in spec.labels}
             box = await self._client.create(template, told, online=spec.network == "open")
-            await to_thread.run_sync(self._note_name, sandbox_id, box.name)
+            noted = self._records.directory(sandbox_id) / _NAME
+            await to_thread.run_sync(write_file, noted, box.name.encode())
             await box.write(_ARCHIVE, await to_thread.run_sync(_pack_runner))
             await box.run(_SETUP)
             return await self._begin(sandbox_id, record, token, box)
@@ -170,9 +170,7 @@ class E2BBackend:
             await box.write(_TOKEN, token.hex().encode())
             start = self._records.directory(sandbox_id) / _START_FILE
             await box.run(await to_thread.run_sync(start.read_text))
-        return E2BSandbox(
-            sandbox_id, token, record.facts, record.labels, box.name, box, self._client
-        )
+        return E2BSandbox(sandbox_id, token, record.facts, record.labels, box, self._client)
 
     async def relabel(self, sandbox_id: models.SandboxId, labels: Mapping[str, str]) -> None:
         await to_thread.run_sync(self._records.relabel, sandbox_id, labels)
@@ -205,9 +203,6 @@ class E2BBackend:
         start = _START % shlex.join(_variables(spec))
         write_file(self._records.directory(sandbox_id) / _START_FILE, start.encode())
         return record, token
-
-    def _note_name(self, sandbox_id: models.SandboxId, name: str) -> None:
-        write_file(self._records.directory(sandbox_id) / _NAME, name.encode())
 
     def _name(self, sandbox_id: models.SandboxId) -> str:
         """Return what E2B calls it; "" if that is not known."""

@@ -118,10 +118,14 @@ class SessionContext:
         if changes and self.saving:
             self.saving.note_call(chat)
 
-    def check_lease(self, chat: ChatId) -> None:
-        """Raise StorageUnavailable if another server may have the chat."""
+    def check_lease(self, chat: ChatId) -> int:
+        """Return the epoch in which this server has the chat, 0 where servers share none.
+
+        Raises StorageUnavailable: another server may have the chat.
+        """
         if self.leases:
             self.leases.check(chat)
+        return (self.leases and self.leases.epoch(chat)) or 0
 
     def start_doors(self, chat: ChatId, held: "OpenSandbox") -> None:
         """Open the doors of a sandbox, and its way to allowed hosts if there is one."""

@@ -24,18 +24,17 @@ from mcp_sandbox.errors import (
     Unsaved,
 )
 from mcp_sandbox.models import ChatId
+from mcp_sandbox.runtime.files import ROOTS
 from mcp_sandbox.runtime.runtime import Runtime
 from mcp_sandbox.sessions.chat_records import BACKUP, ChatRecord, ChatRecords, read_backup
 from mcp_sandbox.sessions.sandbox.context import OpenSandbox, SessionContext
 from mcp_sandbox.sessions.sandbox.warm_pool import connect
 from mcp_sandbox.sessions.saving import (
     NEVER_SAVED,
-    ROOTS,
     Kept,
     Saving,
     describe_unasked,
     next_epoch,
-    unpack_in,
 )
 from mcp_sandbox.storage.backups import Backup, Backups
 from mcp_sandbox.workspace import layout
@@ -62,7 +61,6 @@ class HeldWorkspaces(Workspaces):
         skills: bool = False,
     ) -> None:
         super().__init__(data_root, owner=owner, settings=settings, skills=skills)
-        self.settings = settings
         self._records = records
         self.open_ones: WeakValueDictionary[ChatId, OpenSandbox] = WeakValueDictionary()
         # What each chat had when it was looked at last.
@@ -83,38 +81,28 @@ class HeldWorkspaces(Workspaces):
         return [record.chat for record in await self._records.list() if record.backend]
 
     def open_disk_usage(self, chat: ChatId) -> DiskUsage:
-        return _HeldUsage(chat, self)
+        return _HeldUsage(chat, self, self._settings)
 
 
 class _HeldUsage(DiskUsage):
     """What a chat has, as the runner of its open sandbox tells."""
 
-    def __init__(self, chat: ChatId, workspaces: HeldWorkspaces) -> None:
-        nothing = TreeUsage(0, 0), FreeSpace(0, None)
-        limiter = anyio.CapacityLimiter(1)
-        super().__init__(
-            lambda _: nothing, workspaces.settings, limiter=limiter, least_interval_s=_MEASURE_S
-        )
-        self._chat = chat
-        self._workspaces = workspaces
+    def __init__(self, chat: ChatId, workspaces: HeldWorkspaces, settings: WorkspaceConfig) -> None:
+        nothing, limiter = (TreeUsage(0, 0), FreeSpace(0, None)), anyio.CapacityLimiter(1)
+        super().__init__(lambda _: nothing, settings, limiter=limiter, least_interval_s=_MEASURE_S)
+        self._chat, self._workspaces = chat, workspaces
 
     async def _look(self, checkpoint: Checkpoint) -> tuple[TreeUsage, FreeSpace]:  # noqa: ARG002
         # What is free there is the sandbox's own disk, of which nothing need be kept free.
-        held, space, seen = (
-            self._workspaces.open_ones.get(self._chat),
-            self._config,
-            self._workspaces.seen,
-        )
+        held, seen = self._workspaces.open_ones.get(self._chat), self._workspaces.seen
+        space, user = self._config, self._chat.user
         usage, free = TreeUsage(seen.get(self._chat, 0), 0), space.size_limit
         if held and not held.paused:
             with suppress(SandboxError):
                 found = await held.runtime.files.measure()
                 usage, free = TreeUsage(found.bytes, found.entries, found.complete), found.free
                 seen[self._chat] = found.bytes
-        user = self._chat.user
-        others = sum(
-            size for chat, size in seen.items() if chat.user == user and chat != self._chat
-        )
+        others = sum(n for chat, n in seen.items() if chat.user == user and chat != self._chat)
         allowed = space.user_quota - others if space.user_quota else None
         return usage, FreeSpace(space.min_free + free, None, allowed)
 
@@ -122,15 +110,11 @@ class _HeldUsage(DiskUsage):
 class Holding(Saving):
     """The backups of chats whose files have no other copy than in their sandbox."""
 
-    def __init__(
-        self,
-        backups: Backups,
-        settings: StorageConfig,
-        context: SessionContext,
-        workspaces: HeldWorkspaces,
-    ) -> None:
+    def __init__(self, backups: Backups, settings: StorageConfig, context: SessionContext) -> None:
         super().__init__(backups, settings, context)
-        self.open_ones, self._seen = workspaces.open_ones, workspaces.seen
+        held = context.workspaces
+        assert isinstance(held, HeldWorkspaces)  # noqa: S101 - as the backend holds files
+        self.open_ones, self._seen = held.open_ones, held.seen
 
     async def prepare(
         self,
@@ -146,16 +130,11 @@ class Holding(Saving):
             # Another server has left it so, or this one before it was noted: that is saved again.
             one.changed_s = one.called_s = self._now_s()
         own = int(kept.get("epoch", 0))
-        one.epoch = max(one.epoch, own, self._lease(chat))
+        one.epoch = max(one.epoch, own, self._context.check_lease(chat))
         saved = {"saved": one.saved_at.timestamp()} if one.saved_at else {}
         news = {**kept, **saved, "epoch": one.epoch, "clean": False}
         news.pop("newest", None)
         return {**(record.further if record else {}), BACKUP: news}
-
-    def _lease(self, chat: ChatId) -> int:
-        """Return the epoch in which this server has the chat, 0 where servers share none."""
-        self._context.check_lease(chat)
-        return (self._context.leases and self._context.leases.epoch(chat)) or 0
 
     async def fill(self, chat: ChatId, runtime: Runtime) -> None:
         """Bring the chat's newest files into a new sandbox, and mark them.
@@ -164,33 +143,29 @@ class Holding(Saving):
             BackendUnavailable: they are in the store alone, which does not answer.
         """
         record, one = await self._context.records.get(chat), self._chats[chat]
-        latest = max(0, *(int(read_backup(record).get(name, 0)) for name in ("epoch", "newest")))
-        space = self._context.settings.workspace
+        kept, limit = read_backup(record), self._context.settings.workspace.size_limit
+        own, latest = (int(kept.get(name, 0)) for name in ("epoch", "newest"))
 
         async def unpack(backup: Backup) -> None:
-            with self._asking():
-                data = self._backups.read(backup)
-                await unpack_in(runtime, data, ROOTS[:2], space.size_limit, space.max_files)
+            await self._unpack_in(runtime, backup, ROOTS[:2], limit)
 
         await runtime.files.mark(f"{chat} -")
         found = one.wanted
         try:
-            found = found or await self._list_soon(chat)
+            found = found or await self.list(chat, soon=True)
             if found and (backup := await self._restore(chat, found, unpack, here=False)):
                 one.saved_at = backup.saved_at
         except StorageUnavailable as exc:
-            known = found or "epoch" in read_backup(record)
+            known = found or "epoch" in kept
             self._context.notices.add(chat, describe_unasked(chat, exc, here=False, known=known))
         if not found and record and record.backend:
             self._context.notices.add(
                 chat, "The sandbox with your files is gone and there is no backup: they are lost."
             )
-        if int(read_backup(record).get("newest", 0)) > max(
-            (each.epoch for each in found), default=0
-        ):
+        if latest > max((each.epoch for each in found), default=0):
             self._context.notices.add(chat, NEVER_SAVED)
-        now = self._lease(chat) or int(1000 * self._context.use_times.clock().wall_s)
-        one.epoch = next_epoch(found, latest, now)
+        now = self._context.check_lease(chat) or int(1000 * self._context.use_times.clock().wall_s)
+        one.epoch = next_epoch(found, max(own, latest), now)
         await runtime.files.mark(f"{chat} {one.epoch}")
 
     async def recognise(self, chat: ChatId, sandbox: Sandbox) -> Runtime | None:
@@ -235,24 +210,21 @@ class Holding(Saving):
         kept = read_backup(await self._context.records.get(chat))
         newest = max(int(kept.get(name, 0)) for name in ("epoch", "newest"))
         with suppress(StorageUnavailable):
-            newest = max(newest, *(each.epoch for each in await self._list_soon(chat)), 0)
+            newest = max(newest, *(each.epoch for each in await self.list(chat, soon=True)), 0)
         if int(epoch) < newest:
-            await self._store_first(chat, runtime, older=int(epoch))
+            await self.keep(chat, runtime, older=int(epoch))
             return False
-        one.epoch = max(int(epoch), self._lease(chat))
+        one.epoch = max(int(epoch), self._context.check_lease(chat))
         if one.epoch > int(epoch):
             await runtime.files.mark(f"{chat} {one.epoch}")
         return True
 
-    async def keep(self, chat: ChatId, runtime: Runtime) -> None:
-        """Save the chat's files. Raises Unsaved."""
-        await self._store_first(chat, runtime)
-
-    async def _store_first(self, chat: ChatId, runtime: Runtime, older: int | None = None) -> None:
+    async def keep(self, chat: ChatId, runtime: Runtime, older: int | None = None) -> None:
+        """Save the chat's files, under an `older` epoch if one is given. Raises Unsaved."""
         one = self._chats[chat]
         try:
             # A store that hangs is found out before a large upload is.
-            await self._list_soon(chat)
+            await self.list(chat, soon=True)
             await self._store(chat, one if older is None else replace(one, epoch=older), runtime)
         except SandboxError as exc:
             raise Unsaved(

@@ -110,9 +110,7 @@ class SandboxLifecycle:
             opened, news = (None, "") if is_new else await self._find(wanted, record)
             with context.pool.foreground() if context.pool else nullcontext():
                 opened = opened or await self._make(wanted)
-        if context.holding:
-            further = await context.holding.prepare(self._chat, record)
-        return await self._remember(opened, shown, record, news, further)
+        return await self._remember(opened, shown, record, further, news)
 
     def _settle(self, record: ChatRecord | None, *, is_new: bool) -> None:
         """Refuse a backend that the chat must not move to, and tell the agent of a lost record."""
@@ -146,12 +144,14 @@ class SandboxLifecycle:
         opened: Connected,
         shown: ProjectView,
         record: ChatRecord | None,
+        further: Mapping[str, Any] | None,
         news: str = "",
-        further: Mapping[str, Any] | None = None,
     ) -> OpenSandbox:
         """Note in the chat's record which sandbox it has; if that fails, the labels still tell."""
         context, now, (sandbox, runtime) = self._context, self._context.use_times.clock(), opened
         before = record or ChatRecord(self._chat, None, created_s=now.wall_s, used_s=now.wall_s)
+        if context.holding:
+            further = await context.holding.prepare(self._chat, record)
         bound = replace(
             before,
             backend=context.backend.name,
@@ -182,9 +182,7 @@ class SandboxLifecycle:
         reached = await self._reach(sandbox_id, directories)
         if reached is None:
             return None
-        if context.holding:
-            further = await context.holding.prepare(self._chat, record)
-        return await self._remember(reached, shown, record, further=further)
+        return await self._remember(reached, shown, record, further)
 
     async def running(self) -> Sequence[SandboxInfo]:
         """Return the sandboxes that carry the chat's labels."""
