@@ -65,5 +65,5 @@ $(READY): pyproject.toml uv.lock
 	  fi; \
 	fi; \
 	echo "== installing the project's packages into .venv"; \
-	$$uv sync --quiet --compile-bytecode --locked --inexact --all-groups --extra bubblewrap --extra s3 --extra redis --extra control --extra e2b </dev/null; \
+	$$uv sync --quiet --compile-bytecode --locked --inexact --all-groups --extra bubblewrap --extra s3 --extra redis --extra control --extra e2b --extra kubernetes </dev/null; \
 	touch $@

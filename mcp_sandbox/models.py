@@ -10,7 +10,7 @@ from typing import Literal, NewType
 from mcp_sandbox.errors import InvalidArgument
 
 SandboxId = NewType("SandboxId", str)
-BackendName = Literal["docker", "bubblewrap", "unsafe-local", "e2b", "noop"]
+BackendName = Literal["docker", "bubblewrap", "unsafe-local", "e2b", "kubernetes", "noop"]
 TokenScope = Literal["mcp", "control", "platform"]
 """What a token is for: the tools, one's own chats in the control API, everybody's chats in it."""
 Network = Literal["none", "allowlist", "open"]
@@ -20,8 +20,9 @@ Narrow = Literal["off", "warn", "deny"]
 Language = Literal["python", "bash", "javascript"]
 SandboxState = Literal["running", "paused"]
 SessionState = Literal["warm", "starting", "running", "paused", "terminated"]
-# What a sandbox died of. "lost": the place where it ran knows nothing of it any more.
-Ending = Literal["memory", "killed", "failed", "ended", "lost"]
+# What a sandbox died of. "lost": the place where it ran knows nothing of it any more. Of a cluster:
+# it was "evicted", "deleted" by somebody, or ended because it was "changed".
+Ending = Literal["memory", "killed", "failed", "ended", "lost", "evicted", "deleted", "changed"]
 EntryKind = Literal["file", "directory", "link", "fifo", "socket", "device"]
 
 # What lines say that should not be missed, as a regular expression of any kind.

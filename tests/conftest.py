@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import anyio
 import pytest
@@ -14,11 +15,14 @@ from blockbuster import BlockBuster
 from hypothesis import settings
 
 from mcp_sandbox.app.chats import open_backend
-from mcp_sandbox.config import Config, DockerConfig
+from mcp_sandbox.config import Config, DockerConfig, KubernetesConfig
 from mcp_sandbox.errors import OperatorError
 from mcp_sandbox.models import BackendName
 from tests import e2b_server, leftovers, rclone, redis_server
 from tests.e2e import chromium, npm
+
+if TYPE_CHECKING:
+    from tests.kubernetes.cluster import Cluster
 
 REQUIRED = frozenset(os.environ.get("MCP_SANDBOX_REQUIRE", "").split(",")) - {""}
 PROGRAMS = {"s3": rclone.PROGRAM, "redis": redis_server.PROGRAM, "systemd": "systemd-analyze"}
@@ -81,10 +85,23 @@ def configured(name: str, data_dir: Path) -> Config:
         where: BackendName = "e2b" if name == "e2b" else "unsafe-local"
         store = rclone.shared().settings(prefix=f"at{hashlib.sha256(bytes(data_dir)).hexdigest()}")
         return Config(data_dir=data_dir, backend=where, storage=store)
+    if name == "kubernetes":
+        return in_cluster(data_dir)
     runtime = "runsc" if name == "docker-runsc" else ""
     image = os.environ.get("MCP_SANDBOX_DOCKER__IMAGE", DockerConfig().image)
     docker = DockerConfig(runtime=runtime, image=image)
     return Config(data_dir=data_dir, backend=backend, docker=docker)
+
+
+def in_cluster(data_dir: Path, **given: object) -> Config:
+    """Return the configuration of the cluster that KUBECONFIG names."""
+    store = rclone.shared().settings(prefix=f"at{hashlib.sha256(bytes(data_dir)).hexdigest()}")
+    image = os.environ.get("MCP_SANDBOX_DOCKER__IMAGE", KubernetesConfig().image)
+    named = {"image": os.environ.get("MCP_SANDBOX_KUBERNETES__IMAGE", image)}
+    if "kubernetes" in REQUIRED and "MCP_SANDBOX_KUBERNETES__NAMESPACE" in os.environ:
+        named["namespace"] = os.environ["MCP_SANDBOX_KUBERNETES__NAMESPACE"]
+    settings = KubernetesConfig.model_validate({**named, **given})
+    return Config(data_dir=data_dir, backend="kubernetes", kubernetes=settings, storage=store)
 
 
 @functools.cache
@@ -159,6 +176,20 @@ def nothing_is_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     found = leftovers.remove(tmp_path_factory.getbasetemp())
     if found:
         pytest.fail("tests left behind:\n  " + "\n  ".join(found), pytrace=False)
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator["Cluster | None"]:
+    """A cluster in KUBECONFIG: a fake one, unless a real one is required."""
+    if "kubernetes" in REQUIRED and "KUBECONFIG" in os.environ:
+        yield None
+        return
+    from tests.kubernetes.cluster import running
+
+    # Before KUBECONFIG is set: its path would mark the server as one that a test left.
+    rclone.shared()
+    with running(tmp_path_factory.mktemp("cluster")) as cluster:
+        yield cluster
 
 
 @pytest.fixture

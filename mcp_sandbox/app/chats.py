@@ -58,7 +58,7 @@ async def open_backend(name: BackendName, config: Config) -> AsyncGenerator[Back
         yield NoopBackend()
         return
     # An import reads many files; in a thread it does not hold up other calls.
-    room = name if name in ("docker", "e2b") else "bubblewrap"
+    room = name if name in ("docker", "kubernetes", "e2b") else "bubblewrap"
     await to_thread.run_sync(import_module, f"mcp_sandbox.backends.{room}.backend")
     if name == "docker":
         from mcp_sandbox.backends.docker.backend import DockerBackend
@@ -71,6 +71,12 @@ async def open_backend(name: BackendName, config: Config) -> AsyncGenerator[Back
 
         key = KeySource("e2b.api_key", config.e2b.api_key, errors.BackendUnavailable)
         yield E2BBackend(config.e2b, config.data_dir, key.value)
+    elif name == "kubernetes":
+        from mcp_sandbox.backends.kubernetes.backend import open_kubernetes
+
+        size = config.workspace.size_limit
+        async with open_kubernetes(config.kubernetes, config.data_dir, size) as kubernetes:
+            yield kubernetes
     else:
         from mcp_sandbox.backends.bubblewrap.backend import BubblewrapBackend
 
@@ -430,8 +436,14 @@ async def temporary_data() -> AsyncGenerator[Path]:
 
 
 def on_trial(config: Config, data_dir: Path) -> Config:
-    """Return the configuration of a trial: its files lie in that data root and are not saved."""
-    return config.model_copy(update={"data_dir": data_dir, "storage": StorageConfig()})
+    """Return the configuration of a trial: its files lie in that data root and are not saved.
+
+    Where sandboxes hold the files of chats, the store must have a place for them.
+    """
+    storage = StorageConfig()
+    if config.backend in ("kubernetes", "e2b") and config.storage.endpoint:
+        storage = config.storage.model_copy(update={"prefix": f"{config.storage.prefix}/trial"})
+    return config.model_copy(update={"data_dir": data_dir, "storage": storage})
 
 
 @dataclass(eq=False)

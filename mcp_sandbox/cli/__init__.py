@@ -1,7 +1,7 @@
 """The command line: argv -> configuration -> one call. Knows no rooms, only what to start.
 
     serve, control           servers, and what is asked of the daemon about itself, chats, backups
-    setup                    `init`, `images`, `token`
+    setup                    `init`, `images`, `token`, `kubernetes`
     shell, cp                a terminal in a sandbox, files in and out
     agent, approvals, audit, egress, policy, skills/    the groups of these names
     options                  what several commands share
@@ -72,6 +72,7 @@ cli.add_typer(egress.secret_commands, name="secrets")
 cli.add_typer(policy.group, name="policy")
 cli.add_typer(audit.group, name="audit")
 cli.add_typer(setup.tokens, name="token")
+cli.add_typer(setup.cluster, name="kubernetes")
 
 
 def main() -> None:

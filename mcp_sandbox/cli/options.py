@@ -38,7 +38,7 @@ def flag(about: str, *names: str) -> Any:  # noqa: ANN401 - as Option
 ConfigFile = Annotated[Path | None, given("--config", "FILE", "Configuration file (YAML).")]
 Data = Annotated[Path | None, given("--data", "DIR", "Where workspaces are kept.")]
 BackendOption = Annotated[
-    str | None, given("--backend", "NAME", "auto, docker, bubblewrap or unsafe-local.")
+    str | None, given("--backend", "NAME", "auto, docker, bubblewrap, kubernetes or unsafe-local.")
 ]
 Socket = Annotated[Path | None, given("--socket", "PATH", "Where the daemon listens.")]
 AsJson = Annotated[bool, flag("Print JSON.", "--json")]

@@ -1,4 +1,4 @@
-"""What is set up once: agents (`init …`), the images of the engine, the tokens of HTTP users."""
+"""What is set up once: agents (`init …`), images, tokens of HTTP users, objects of a cluster."""
 
 import json
 import sys
@@ -40,6 +40,10 @@ init = typer.Typer(
 )
 images = typer.Typer(help="Build, list and check sandbox images.", no_args_is_help=True)
 tokens = typer.Typer(help="Make, list and revoke the tokens of HTTP users.", no_args_is_help=True)
+
+cluster = typer.Typer(
+    help="Print what a Kubernetes cluster gets once.", no_args_is_help=True, name="kubernetes"
+)
 
 _FORBID = (
     "What needs your consent is asked of you. That it answers itself is forbidden by this line in "
@@ -267,6 +271,33 @@ def list_tokens(as_json: AsJson = False, data: Data = None, config: ConfigFile =
         for note in [" (expired)" if each["expired"] else ""]
     )
     tell(rows, table("token", "user", "scope", "created", "expires", rows=cells), as_json=as_json)
+
+
+@cluster.callback()
+def _of_a_cluster() -> None:
+    """Print what a Kubernetes cluster gets once."""
+
+
+@cluster.command()
+def manifests(
+    chats: Annotated[int, given("--chats", "N", "How many sandboxes the quota allows.")] = 100,
+    image: Annotated[
+        str, given("--image", "NAME", "The server's image; build images/server with EXTRAS.")
+    ] = "mcp-sandbox/server:latest",
+    config: ConfigFile = None,
+) -> None:
+    """Print YAML for `kubectl apply -f -`: Role, server, quota and NetworkPolicies.
+
+    The server gets the settings of --config as a ConfigMap: they name files of secrets, and hold
+    none.
+    """
+    import yaml
+
+    from mcp_sandbox.backends.kubernetes.manifests import manifests as render
+
+    settings = config.read_text() if config else "backend: kubernetes\n"
+    found = load(config).config.kubernetes
+    print(yaml.safe_dump_all(render(found, settings, chats=chats, image=image), sort_keys=False))
 
 
 @tokens.command()

@@ -31,6 +31,7 @@ from mcp_sandbox.config.sections import E2BConfig as E2BConfig
 from mcp_sandbox.config.sections import EgressConfig as EgressConfig
 from mcp_sandbox.config.sections import FleetConfig as FleetConfig
 from mcp_sandbox.config.sections import HttpConfig as HttpConfig
+from mcp_sandbox.config.sections import KubernetesConfig as KubernetesConfig
 from mcp_sandbox.config.sections import LimitsConfig as LimitsConfig
 from mcp_sandbox.config.sections import PolicyConfig as PolicyConfig
 from mcp_sandbox.config.sections import PoolConfig as PoolConfig

@@ -142,6 +142,27 @@ class DockerConfig(Section):
     host: str | None = setting(None, "engine address; empty = DOCKER_HOST, else the docker context")
 
 
+class KubernetesConfig(Section):
+    """The kubernetes backend."""
+
+    context: str = setting("", "context of KUBECONFIG; empty = its current one, or in the cluster")
+    namespace: Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")] = setting(
+        "sandboxes", "namespace of all sandboxes, which must exist"
+    )
+    image: str = setting("mcp-sandbox/base:latest", "image of new sandboxes, as nodes pull it")
+    objects: Literal["auto", "sandbox", "pod"] = setting(
+        "auto", "sandbox (agents.x-k8s.io/v1beta1), pod (with a claim), or what the cluster has"
+    )
+    storage_class: str = setting("", "class of the claims for files; empty = the cluster's default")
+    template: OptionalPath = setting(
+        None, "file with metadata and spec to add to pods, such as runtimeClassName"
+    )
+    seccomp_profile: str = setting(
+        "", "file of a seccomp profile on the nodes; empty = the runtime's default"
+    )
+    start_timeout: Duration = setting(60.0, "a pod that does not run by then is given up")
+
+
 class LimitsConfig(Section):
     """What one sandbox may use."""
 
@@ -556,7 +577,9 @@ class Config(Section):
     data_dir: AbsolutePath = Field(
         default_factory=default_data_dir, description="where workspaces and state are kept"
     )
-    backend: Literal["auto", "docker", "bubblewrap", "unsafe-local", "e2b", "noop"] = setting(
+    backend: Literal[
+        "auto", "docker", "bubblewrap", "unsafe-local", "e2b", "kubernetes", "noop"
+    ] = setting(
         "auto",
         "where sandboxes live; auto = docker if it works, else bubblewrap; noop = nowhere",
     )
@@ -573,6 +596,7 @@ class Config(Section):
         "NAME: {from, hosts, header, users}",
     )
     docker: DockerConfig = DockerConfig()
+    kubernetes: KubernetesConfig = KubernetesConfig()
     limits: LimitsConfig = LimitsConfig()
     workspace: WorkspaceConfig = WorkspaceConfig()
     project: ProjectConfig = ProjectConfig()

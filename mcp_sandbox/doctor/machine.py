@@ -111,7 +111,9 @@ async def examine(config: Config) -> Report:
     checks += await to_thread.run_sync(examine_network, config)
     checks += [*await examine_storage(config), *await examine_fleet(config)]
     usable = list[BackendName]()
-    for place in ISOLATING:
+    if config.backend == "kubernetes":
+        checks += await examine_cluster(config)
+    for place in (*ISOLATING, *(("kubernetes",) if config.backend == "kubernetes" else ())):
         found = await examine_place(place, config)
         checks += found
         if all(check.status != "fail" for check in found):
@@ -280,6 +282,30 @@ async def examine_fleet(config: Config) -> list[Check]:
     return [check("warn", f"{found}; no files follow a chat", "set storage: see docs/storage.md")]
 
 
+async def examine_cluster(config: Config) -> list[Check]:
+    """Return whether a cluster lets us do what its Role allows, and how well pods are filtered."""
+    from mcp_sandbox.backends.kubernetes.client import ApiServer  # noqa: PLC0415 - an extra
+    from mcp_sandbox.backends.kubernetes.manifests import missing_rights  # noqa: PLC0415
+
+    settings = config.kubernetes
+    check = partial(Check, "kubernetes", "rights")
+    try:
+        async with aclosing(ApiServer(settings)) as api:
+            of_sandboxes = settings.objects == "sandbox"
+            missing = await missing_rights(api, settings.namespace, sandboxes=of_sandboxes)
+    except OperatorError as exc:
+        return [check("fail", "the cluster cannot be asked", str(exc))]
+    rights = [check("ok", f"all in namespace {settings.namespace}")]
+    if missing:
+        remedy = "apply the Role of `mcp-sandbox kubernetes manifests`"
+        rights = [check("fail", f"this user may not {', '.join(missing)}", remedy)]
+    if settings.seccomp_profile:
+        return rights
+    weak = "the runtime's default profile, which allows more system calls than sandboxes need"
+    remedy = "put a profile on the nodes and name it in kubernetes.seccomp_profile"
+    return [*rights, Check("kubernetes", "system calls", "warn", weak, remedy)]
+
+
 async def examine_engine(config: Config) -> list[Check]:
     """Return what the Docker engine says of itself; nothing when it does not answer."""
     try:
@@ -366,6 +392,8 @@ async def _run_code(place: BackendName, config: Config) -> list[Check]:
             result = await session.run_code(_CODE, "python", timeout_s=30)
             took_ms = (time.perf_counter() - started) * 1000
             report = await session.info()
+            if manager.saving:
+                await manager.remove(ChatId("doctor", "check"))
     limits = "; ".join(f"{name}: {words}" for name, words in report.limits.items())
     if result.stdout.strip() != "42":
         found = f"{_CODE} printed {result.stdout!r} {result.stderr!r}"

@@ -15,6 +15,7 @@ from tests.e2b_server import serving
 from tests.holding import holding_files
 
 CHAT = ChatId("tester", "contract")
+CLUSTER = ("docker", "s3", "kubernetes")
 # Tests of what only a walled sandbox has: files of its own in /tmp, with a size and counted as
 # memory; no network; nothing of the host: not its /etc, not its processes.
 ABOUT_ISOLATION = {
@@ -135,6 +136,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     runs = {
         "holding": name in EVERYWHERE - ABOUT_MOUNTS or module == "test_backend",
         "e2b": name in EVERYWHERE - ABOUT_MOUNTS - ABOUT_IDLENESS or module == "test_backend",
+        "kubernetes": name in EVERYWHERE - ABOUT_MOUNTS or module == "test_backend",
         "docker": on_every_kernel or module not in ONCE,
         "docker-runsc": on_every_kernel,
         "unsafe-local": name in EVERYWHERE or module == "test_backend",
@@ -151,6 +153,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         *PLACES,
         pytest.param("holding", marks=(pytest.mark.bubblewrap, pytest.mark.s3)),
         pytest.param("e2b", marks=(pytest.mark.bubblewrap, pytest.mark.s3, pytest.mark.e2b)),
+        pytest.param("kubernetes", marks=[getattr(pytest.mark, each) for each in CLUSTER]),
     ],
     scope="module",
 )
@@ -165,6 +168,8 @@ def backend_name(
             stack.enter_context(holding_files())
         if name == "e2b":
             stack.enter_context(serving(machines))
+        if name == "kubernetes":
+            request.getfixturevalue("cluster")
         yield name
 
 

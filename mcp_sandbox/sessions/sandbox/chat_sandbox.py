@@ -133,6 +133,12 @@ class ChatSandbox:
                 if self._held is held:
                     cause = await self._discard_dead(held)
                     reason = f"{str(exc).rstrip('.')}."
+                    if cause is None:
+                        reason = (
+                            "the connection to the sandbox was cut off, and what this call had "
+                            "begun may have ended; the sandbox goes on, with its files and what "
+                            "runs in its background. The next call connects to it again."
+                        )
                     if cause:
                         reason = (
                             f"the sandbox ended: {cause}; what was under way is lost, files "

@@ -62,6 +62,9 @@ _WORDS: dict[Ending, str] = {
     "failed": "its runner failed",
     "ended": "it was ended",
     "lost": "the engine that ran it has lost it, as after a restart",
+    "evicted": "the cluster evicted it from its node, or lost the node",
+    "deleted": "somebody deleted it in the cluster",
+    "changed": "somebody changed it in the cluster, so it was ended",
 }
 # How long a check of the disk waits for a call to begin, at most.
 _BETWEEN_CALLS_S = 0.5

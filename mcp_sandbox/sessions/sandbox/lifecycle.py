@@ -418,8 +418,8 @@ class SandboxLifecycle:
             died_of = f"its engine does not answer ({exc})"
         await held.runtime.aclose()
         if self._context.holding:
-            # The next call attaches to it, which starts its runner again on its files.
-            return died_of
+            # The next call attaches to it, which starts its runner again on its files, if it ended.
+            return died_of if died_of or held.runtime.silent else None
         silent = held.runtime.silent
         if not died_of and not silent and await self._is_used_by_others(held):
             return None

@@ -1,0 +1,161 @@
+"""Byte streams to the runner over the WebSocket of an exec.
+
+The first byte of a message tells its channel: 0 input, 1 output, 2 errors, 3 how it ended; 255
+closes the channel in the next byte, which only version 5 of the protocol has.
+"""
+
+import anyio
+from anyio.abc import ByteStream, TaskGroup, TaskStatus
+
+from mcp_sandbox.backends.kubernetes.client import (
+    PROTOCOLS,
+    WEBSOCKET_ENDS,
+    ApiServer,
+    Refused,
+    WebSocket,
+)
+from mcp_sandbox.backends.kubernetes.inside import WAITING
+from mcp_sandbox.errors import SandboxGone
+
+_INPUT, _OUTPUT, _ERRORS, _STATUS, _CLOSE = b"\x00", 1, 2, 3, b"\xff"
+_CONNECTED = b"connected\n"
+_PIECE = 32 * 1024
+_MOST_COMPLAINT = 4096
+_CLOSE_S = 2.0
+
+
+class ExecStream(ByteStream):
+    """Standard input and output of a program in a pod, as one stream."""
+
+    def __init__(self, websocket: WebSocket) -> None:
+        self._websocket = websocket
+        self._output = bytearray()
+        self.complaint = bytearray()
+        self.status = b""
+        self._ended = False
+        self.closed = anyio.Event()
+
+    async def receive(self, max_bytes: int = 65536) -> bytes:
+        while not self._output:
+            await self._next_message()
+        taken = bytes(self._output[:max_bytes])
+        del self._output[:max_bytes]
+        return taken
+
+    async def send(self, item: bytes) -> None:
+        if self.closed.is_set():
+            raise anyio.ClosedResourceError
+        try:
+            for start in range(0, len(item), _PIECE):
+                await self._websocket.send_bytes(_INPUT + item[start : start + _PIECE])
+        except WEBSOCKET_ENDS as exc:
+            raise anyio.BrokenResourceError from exc
+
+    async def send_eof(self) -> None:
+        if self._websocket.subprotocol == PROTOCOLS[0]:
+            await self._websocket.send_bytes(_CLOSE + _INPUT)
+        else:
+            # To close the whole stream is the nearest to it.
+            await self.aclose()
+
+    async def aclose(self) -> None:
+        self.closed.set()
+        await anyio.lowlevel.checkpoint()
+
+    async def wait_for(self, message: bytes) -> None:
+        """Wait until the program has written `message` to its standard error.
+
+        Raises anyio.EndOfStream if the program ended first.
+        """
+        while message not in self.complaint:
+            await self._next_message()
+
+    async def _next_message(self) -> None:
+        if self.closed.is_set():
+            raise anyio.ClosedResourceError
+        if self._ended:
+            raise anyio.EndOfStream
+        try:
+            message = await self._websocket.receive_bytes()
+        except (*WEBSOCKET_ENDS, anyio.ClosedResourceError, anyio.BrokenResourceError) as exc:
+            raise anyio.EndOfStream from exc
+        kind, data = message[0], message[1:]
+        if kind == _OUTPUT:
+            self._output += data
+        elif kind == _ERRORS:
+            self.complaint += data[: _MOST_COMPLAINT - len(self.complaint)]
+        elif kind == _STATUS:
+            self.status, self._ended = data, True
+
+
+async def open_exec(
+    api: ApiServer,
+    tasks: TaskGroup,
+    pod: str,
+    command: list[str],
+    *,
+    deadline_s: float,
+    secret: bytes = b"",
+) -> ExecStream:
+    """Start a relay in a pod; return once it is connected. It is closed when `tasks` end.
+
+    `secret` is what its program waits for.
+
+    Raises:
+        ExecFailed: the program did not start, or did not reach the runner.
+    """
+    stream: ExecStream | None = None
+    why = "it gave no reason"
+    try:
+        with anyio.fail_after(deadline_s):
+            stream = await tasks.start(_hold, api, pod, command)
+            assert stream is not None  # noqa: S101 - it was started
+            if secret:
+                await stream.wait_for(WAITING)
+                await stream.send(secret + b"\n")
+            await stream.wait_for(_CONNECTED)
+    except (anyio.EndOfStream, anyio.BrokenResourceError, TimeoutError, *WEBSOCKET_ENDS) as exc:
+        why = str(exc) or why
+    except Refused as exc:
+        why = exc.message
+    except BaseException:
+        if stream:
+            await stream.aclose()
+        raise
+    else:
+        return stream
+    if stream is None:
+        raise ExecFailed(why, b"")
+    await stream.aclose()
+    raise ExecFailed(stream.complaint.decode(errors="replace").strip() or why, stream.status)
+
+
+class ExecFailed(SandboxGone):
+    """A program in a pod did not do its work; `status` is what the cluster said of its end."""
+
+    def __init__(self, why: str, status: bytes) -> None:
+        super().__init__(
+            f"the relay in the sandbox did not reach its runner ({why}); the next call starts it "
+            "again on the same files"
+        )
+        self.why = why
+        self.status = status
+
+
+async def _hold(
+    api: ApiServer, pod: str, command: list[str], *, task_status: TaskStatus[ExecStream]
+) -> None:
+    """Keep the WebSocket in one task, where it must be left as it was entered."""
+    started = False
+    try:
+        async with api.exec(pod, command) as websocket:
+            stream = ExecStream(websocket)
+            task_status.started(stream)
+            started = True
+            await stream.closed.wait()
+            with anyio.move_on_after(_CLOSE_S, shield=True):
+                await websocket.close()
+    except WEBSOCKET_ENDS:
+        if not started:
+            raise
+        # Who reads or writes has been told.

@@ -1,0 +1,21 @@
+"""A fake cluster whose state a test may change; each test gets it as it was made."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.kubernetes.cluster import Cluster
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    for mark in ("docker", "s3", "kubernetes"):
+        item.add_marker(getattr(pytest.mark, mark))
+
+
+@pytest.fixture
+def fake(cluster: Cluster | None) -> Iterator[Cluster]:
+    if cluster is None:
+        pytest.skip("a real cluster is not to be broken")
+    cluster.reset()
+    yield cluster
+    cluster.reset()

@@ -1,0 +1,293 @@
+"""What goes wrong in a cluster is told with its cause, and costs no file that was written."""
+
+import json
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+
+import anyio
+import pytest
+
+from mcp_sandbox.app.chats import open_backend, open_manager
+from mcp_sandbox.backends.kubernetes.backend import KubernetesBackend
+from mcp_sandbox.backends.kubernetes.client import ApiServer
+from mcp_sandbox.backends.kubernetes.objects import Made
+from mcp_sandbox.errors import BackendUnavailable, SandboxGone
+from mcp_sandbox.models import ChatId, SandboxSpec
+from mcp_sandbox.sessions.session import Session
+from tests.backends.live import connected, made
+from tests.conftest import in_cluster
+from tests.kubernetes.cluster import Cluster
+
+CHAT = ChatId("tester", "faults")
+SPEC = replace(SandboxSpec(()), labels={"user": "tester", "chat": "faults"}, idle_s=60)
+
+
+@pytest.fixture(params=["pods", "sandboxes"])
+def kind(request: pytest.FixtureRequest, fake: Cluster) -> str:
+    """Both kinds of objects."""
+    fake.has_sandboxes = ["v1beta1"] if request.param == "sandboxes" else []
+    kind: str = request.param
+    return kind
+
+
+@asynccontextmanager
+async def session_on(data_root: Path, **given: object) -> AsyncGenerator[Session]:
+    async with open_manager(in_cluster(data_root, **given)) as manager:
+        session = await manager.session(CHAT)
+        await session.exec("echo kept > file")
+        yield session
+
+
+@asynccontextmanager
+async def backend_on(data_root: Path) -> AsyncGenerator[KubernetesBackend]:
+    async with open_backend("kubernetes", in_cluster(data_root)) as backend:
+        assert isinstance(backend, KubernetesBackend)
+        yield backend
+
+
+def pod_of(fake: Cluster) -> str:
+    (name,) = fake.names("pods")
+    return name
+
+
+async def lost(session: Session, strike: Callable[[], None]) -> str:
+    """What a call says that runs while something is done to its sandbox."""
+    async with anyio.create_task_group() as tasks:
+        told: list[str] = []
+
+        async def call() -> None:
+            with pytest.raises(SandboxGone) as gone:
+                await session.exec("touch began; sleep 60")
+            told.append(str(gone.value))
+
+        tasks.start_soon(call)
+        while (await session.exec("test -e began")).exit_code != 0:
+            await anyio.sleep(0.02)
+        await anyio.to_thread.run_sync(strike)
+    return told[0]
+
+
+@pytest.mark.parametrize(
+    ("reason", "words"),
+    [
+        ("Evicted", "the cluster evicted it from its node"),
+        ("NodeLost", "or lost the node"),
+        ("OOMKilled", "it ran out of memory (2g)"),
+    ],
+)
+async def test_a_pod_that_its_node_ended_is_told_and_its_files_stay(
+    fake: Cluster, data_root: Path, reason: str, words: str
+) -> None:
+    async with session_on(data_root) as session:
+        name = pod_of(fake)
+        told = await lost(session, lambda: fake.do(fake.node.end_pod, name, reason))
+        assert words in told
+        assert (await session.exec("cat file")).stdout == "kept\n"
+
+
+async def test_a_pod_deleted_by_hand_is_told_and_its_files_stay(
+    kind: str, fake: Cluster, data_root: Path
+) -> None:
+    async with session_on(data_root) as session:
+        name = pod_of(fake)
+        told = await lost(session, lambda: fake.delete("pods", name))
+        assert "somebody deleted it in the cluster" in told
+        assert (await session.exec("cat file")).stdout == "kept\n"
+
+
+async def test_a_chat_whose_claim_is_lost_goes_on_from_its_backup(
+    kind: str, fake: Cluster, data_root: Path
+) -> None:
+    async with open_manager(in_cluster(data_root)) as manager:
+        session = await manager.session(CHAT)
+        await session.exec("echo saved > file")
+        assert manager.saving
+        await manager.saving.save(CHAT)
+        await session.exec("echo later > file")
+        name = pod_of(fake)
+        if kind == "sandboxes":
+            fake.delete("sandboxes", name)
+        else:
+            fake.delete("pods", name)
+            fake.delete("persistentvolumeclaims", name)
+        await anyio.to_thread.run_sync(fake.wait_until_empty)
+        with suppress(SandboxGone):
+            await session.exec("true")
+        assert (await session.exec("cat file")).stdout == "saved\n"
+
+
+async def test_cut_streams_lose_no_process_and_repeat_no_call(
+    fake: Cluster, data_root: Path
+) -> None:
+    answered = cut = 0
+    async with session_on(data_root) as session:
+        await session.exec("nohup sleep 300 > /dev/null 2>&1 & echo $! > pid")
+        for number in range(60):
+            if number % 15 == 7:
+                await anyio.to_thread.run_sync(fake.cut)
+            try:
+                await session.exec(f"echo {number} >> calls")
+                answered += 1
+            except SandboxGone as exc:
+                cut += "the connection to the sandbox was cut off" in str(exc)
+        assert cut <= 4
+        assert answered + cut == 60
+        lines = (await session.exec("cat calls")).stdout.split()
+        assert len(lines) == len(set(lines)) >= answered
+        assert (await session.exec("kill -0 $(cat pid)")).exit_code == 0
+        assert len(fake.names("pods")) == 1
+
+
+async def test_while_the_server_is_away_open_chats_work_and_new_ones_are_told(
+    fake: Cluster, data_root: Path
+) -> None:
+    async with open_manager(in_cluster(data_root, start_timeout="1s")) as manager:
+        session = await manager.session(CHAT)
+        await session.exec("true")
+        asked = len(fake.requests)
+        fake.away.set()
+        for _ in range(20):
+            assert (await session.exec("echo here")).stdout == "here\n"
+        # A call asks nothing of the cluster.
+        assert len(fake.requests) == asked
+        with pytest.raises(BackendUnavailable, match="does not answer"):
+            await (await manager.session(ChatId("tester", "new"))).exec("true")
+        fake.away.clear()
+        assert (await (await manager.session(ChatId("tester", "new"))).exec("true")).success
+        assert len(fake.names("pods")) == len(fake.names("persistentvolumeclaims")) == 2
+
+
+async def test_a_storm_of_429_is_waited_out_and_makes_nothing_twice(
+    kind: str, fake: Cluster, data_root: Path
+) -> None:
+    async with session_on(data_root) as session:
+        await session.reset()
+        fake.answers += [(429, {"Retry-After": "1"}), (503, {})]
+        assert (await session.exec("echo on")).stdout == "on\n"
+        assert not fake.answers
+        assert len(fake.names("pods")) == len(fake.names("persistentvolumeclaims")) == 1
+
+
+@pytest.mark.parametrize("bookmarks", [True, False])
+async def test_a_watch_that_ends_or_is_too_old_begins_anew(
+    fake: Cluster, data_root: Path, bookmarks: bool
+) -> None:
+    fake.store.watch_s, fake.store.bookmarks, fake.store.chunk = 0.2, bookmarks, 1
+    async with backend_on(data_root) as backend, backend_on(data_root) as other:
+        async with made(backend, SPEC) as sandbox:
+            second = replace(SPEC, labels={"user": "tester", "chat": "second"})
+            async with made(backend, second):
+                fake.compact()
+                with anyio.fail_after(20):
+                    while len(await other.running()) != 2:
+                        await anyio.sleep(0.05)
+                fake.compact()
+                fake.delete("pods", sandbox.id)
+                assert await sandbox.ending(within_s=20) == "deleted"
+
+
+async def test_a_pod_that_somebody_changed_is_ended(
+    kind: str, fake: Cluster, data_root: Path
+) -> None:
+    async with session_on(data_root) as session:
+        name = pod_of(fake)
+        pod = fake.store.objects["pods"][name]
+        (container,) = pod["spec"]["containers"]
+        changed = {"spec": {"containers": [{**container, "image": "other/image:1"}]}}
+        told = await lost(session, lambda: fake.change("pods", name, changed))
+        assert "somebody changed it in the cluster" in told
+        assert (await session.exec("cat file")).stdout == "kept\n"
+        (pod,) = fake.store.objects["pods"].values()
+        assert pod["spec"]["containers"][0]["image"] != "other/image:1"
+
+
+async def test_a_record_that_somebody_changed_is_kept_apart(fake: Cluster, data_root: Path) -> None:
+    async with backend_on(data_root) as backend:
+        sandbox = await backend.create(SPEC)
+        claim = fake.store.objects["persistentvolumeclaims"][sandbox.id]
+        note = json.loads(claim["metadata"]["annotations"]["mcp-sandbox.record"])
+        news = {"mcp-sandbox.record": json.dumps({**note, "image": "other/image:1"})}
+        fake.change("persistentvolumeclaims", sandbox.id, {"metadata": {"annotations": news}})
+        async with backend_on(data_root) as other:
+            with pytest.raises(BackendUnavailable, match="somebody changed what is noted"):
+                await other.attach(sandbox.id)
+        assert fake.names("persistentvolumeclaims") == [sandbox.id]
+
+
+async def test_what_a_killed_server_had_begun_is_used_by_the_next(
+    kind: str, fake: Cluster, data_root: Path
+) -> None:
+    async with backend_on(data_root) as backend:
+        # It was killed before its pod was made, or before the runner had its secret.
+        render, config = backend.renderer, in_cluster(data_root)
+        told = Made.of(SPEC, config.kubernetes.image, await backend._runner())
+        name = render.name(SPEC.labels)
+        plural = "sandboxes" if kind == "sandboxes" else "persistentvolumeclaims"
+        body = (render.sandbox if kind == "sandboxes" else render.claim)(name, told, SPEC.labels)
+
+        async def add() -> None:
+            fake.store.add(plural, body)
+
+        fake.do(add)
+        async with open_manager(config) as manager:
+            session = await manager.session(CHAT)
+            assert (await session.exec("echo on > file; cat file")).stdout == "on\n"
+        assert len(fake.names("persistentvolumeclaims")) == 1
+
+
+async def test_two_servers_share_a_sandbox(kind: str, fake: Cluster, data_root: Path) -> None:
+    async with backend_on(data_root) as one, backend_on(data_root) as other:
+        async with made(one, SPEC) as sandbox, connected(sandbox) as runtime:
+            await runtime.exec("echo first > file")
+            async with connected(await other.attach(sandbox.id)) as second:
+                assert (await second.exec("cat file")).stdout == "first\n"
+            assert (await runtime.exec("echo on")).stdout == "on\n"
+            # Not even one that believes the chat to be new makes a second one.
+            assert (await other.create(SPEC)).token == sandbox.token
+            assert len(fake.names("pods")) == len(fake.names("persistentvolumeclaims")) == 1
+            assert (await runtime.exec("cat file")).stdout == "first\n"
+
+
+async def test_a_paused_one_has_no_processes_and_keeps_its_files(
+    kind: str, fake: Cluster, data_root: Path
+) -> None:
+    async with backend_on(data_root) as backend:
+        async with made(backend, SPEC) as sandbox, connected(sandbox) as runtime:
+            await runtime.exec("echo kept > file")
+            assert await sandbox.pause()
+            assert fake.names("pods") == []
+            assert [each.state for each in await backend.running()] == ["paused"]
+            async with connected(await backend.attach(sandbox.id)) as again:
+                assert (await again.exec("cat file")).stdout == "kept\n"
+
+
+async def test_version_4_of_the_stream_works_too(fake: Cluster, data_root: Path) -> None:
+    fake.protocols = ["v4.channel.k8s.io"]
+    async with session_on(data_root) as session:
+        assert (await session.exec("cat file")).stdout == "kept\n"
+
+
+async def test_no_more_than_twenty_requests_a_second(fake: Cluster, data_root: Path) -> None:
+    api = ApiServer(in_cluster(data_root).kubernetes)
+    began = anyio.current_time()
+    async with anyio.create_task_group() as tasks:
+        for _ in range(50):
+            tasks.start_soon(api.call, "GET", "/version")
+    assert anyio.current_time() - began >= 1.4
+    await api.aclose()
+
+
+async def test_the_secret_is_in_no_object_and_no_environment(
+    fake: Cluster, data_root: Path
+) -> None:
+    async with backend_on(data_root) as backend:
+        async with made(backend, SPEC) as sandbox, connected(sandbox) as runtime:
+            secret = sandbox.token.hex()
+            assert secret not in json.dumps(fake.store.objects)
+            seen = await runtime.exec(
+                "cat /proc/*/environ /proc/*/cmdline 2>/dev/null; ls /run/mcp-sandbox"
+            )
+            assert secret not in seen.stdout
+            assert seen.stdout.endswith("runner.sock\n")

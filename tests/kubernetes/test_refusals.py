@@ -1,0 +1,259 @@
+"""What an operator or a cluster has set up wrongly is said by name, before anything runs."""
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mcp_sandbox.app.chats import open_backend, open_manager
+from mcp_sandbox.backends.kubernetes.objects import Made, Renderer
+from mcp_sandbox.backends.kubernetes.verify import find_weaker, read_template
+from mcp_sandbox.config import KubernetesConfig
+from mcp_sandbox.errors import (
+    BackendUnavailable,
+    CapacityReached,
+    ConfigError,
+    ImageMissing,
+    InsecureSandbox,
+    OperatorError,
+)
+from mcp_sandbox.models import ChatId, Limits
+from tests.conftest import in_cluster
+from tests.kubernetes.cluster import Cluster
+from tests.kubernetes.store import default_pod
+
+CHAT = ChatId("tester", "refused")
+IDS = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", fullmatch=True)
+
+
+async def refusal(data_root: Path, **given: object) -> OperatorError:
+    """Why the first call of a chat is refused."""
+    async with open_manager(in_cluster(data_root, **given)) as manager:
+        session = await manager.session(CHAT)
+        with pytest.raises(OperatorError) as refused:
+            await session.exec("true")
+    return refused.value
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"context": "elsewhere"}, "No such context elsewhere"),
+        ({"namespace": "nowhere"}, "kubectl create namespace nowhere"),
+    ],
+)
+async def test_what_names_no_place_is_said(
+    fake: Cluster, data_root: Path, given: dict[str, object], words: str
+) -> None:
+    error = await refusal(data_root, **given)
+    assert isinstance(error, BackendUnavailable)
+    assert words in str(error)
+
+
+async def test_without_a_cluster_it_says_what_to_set(
+    fake: Cluster, data_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(data_root / "none"))
+    assert "set KUBECONFIG or kubernetes.context" in str(await refusal(data_root))
+
+
+async def test_an_expired_token_is_read_again_once_then_told(
+    fake: Cluster, data_root: Path
+) -> None:
+    fake.token = "another"
+    assert "its token has expired" in str(await refusal(data_root))
+    asked = [path for _, path in fake.requests if path == "/apis/agents.x-k8s.io"]
+    assert len(asked) == 2
+
+
+@pytest.mark.parametrize(
+    ("verb", "resource"),
+    [
+        ("create", "pods"),
+        ("list", "pods"),
+        ("create", "persistentvolumeclaims"),
+        ("list", "persistentvolumeclaims"),
+        ("create", "pods/exec"),
+        ("get", "networkpolicies"),
+    ],
+)
+async def test_a_missing_right_is_named(
+    fake: Cluster, data_root: Path, verb: str, resource: str
+) -> None:
+    fake.forbidden.add((verb, resource))
+    told = str(await refusal(data_root))
+    assert resource in told
+    assert verb in told
+    assert "mcp-sandbox kubernetes manifests" in told
+
+
+async def test_an_image_that_no_node_finds_is_named(fake: Cluster, data_root: Path) -> None:
+    error = await refusal(data_root, image="mcp-sandbox/none:none")
+    assert isinstance(error, ImageMissing)
+    assert "mcp-sandbox/none:none" in str(error)
+    fake.wait_until_empty()
+
+
+async def test_an_image_without_our_runner_runs_nothing(fake: Cluster, data_root: Path) -> None:
+    error = await refusal(data_root, image="mcp-sandbox/debian:trixie")
+    assert isinstance(error, ImageMissing)
+    assert "another version of the runner, or none" in str(error)
+    fake.wait_until_empty()
+
+
+async def test_objects_that_are_too_old_are_refused_in_words(
+    fake: Cluster, data_root: Path
+) -> None:
+    fake.has_sandboxes = ["v1alpha1"]
+    assert "v1alpha1: install agent-sandbox 0.5" in str(await refusal(data_root))
+
+
+async def test_a_quota_and_a_full_cluster_are_told_in_time(fake: Cluster, data_root: Path) -> None:
+    async with open_manager(in_cluster(data_root, start_timeout="2s")) as manager:
+        # The network has been tried.
+        await (await manager.session(ChatId("tester", "first"))).exec("true")
+        session = await manager.session(CHAT)
+        fake.store.quota = 1
+        with pytest.raises(CapacityReached, match=r"exceeded quota.*mcp-sandbox stop"):
+            await session.exec("true")
+        fake.store.quota, fake.node.full = None, "0/3 nodes are available: insufficient memory"
+        with pytest.raises(CapacityReached, match="insufficient memory"):
+            await session.exec("true")
+        fake.node.full = ""
+        # Whatever was begun has been taken back.
+        assert (await session.exec("echo now")).stdout == "now\n"
+        assert len(fake.names("persistentvolumeclaims")) == len(fake.names("pods")) == 2
+
+
+async def test_a_quota_that_a_controller_meets_is_told(fake: Cluster, data_root: Path) -> None:
+    fake.has_sandboxes = ["v1beta1"]
+    async with open_manager(in_cluster(data_root, start_timeout="2s")) as manager:
+        await (await manager.session(ChatId("tester", "first"))).exec("true")
+        fake.store.quota = 1
+        with pytest.raises(CapacityReached, match="exceeded quota"):
+            await (await manager.session(CHAT)).exec("true")
+
+
+async def test_policies_that_somebody_deleted_are_there_again(
+    fake: Cluster, data_root: Path
+) -> None:
+    fake.forget_trials()
+    async with open_manager(in_cluster(data_root)) as manager:
+        await (await manager.session(CHAT)).exec("true")
+    assert fake.names("networkpolicies") == ["mcp-sandbox-none", "mcp-sandbox-open"]
+
+
+async def test_a_cluster_without_policies_gives_no_sandbox(fake: Cluster, data_root: Path) -> None:
+    fake.node.enforces_policies = False
+    fake.forget_trials()
+    error = await refusal(data_root)
+    assert isinstance(error, InsecureSandbox)
+    assert "does not enforce NetworkPolicies" in str(error)
+    fake.wait_until_empty()
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("spec: {hostNetwork: true}", "spec.hostNetwork: true"),
+        (
+            "spec: {containers: [{securityContext: {privileged: true}}]}",
+            "spec.containers[0].securityContext.privileged: true",
+        ),
+        ("spec: {volumes: [{hostPath: {path: /}}]}", "spec.volumes[0].hostPath.path: /"),
+        ("spec: {containers: [{command: [sh]}]}", "spec.containers[0].command[0]: sh"),
+        ("spec: {serviceAccountName: admin}", "spec.serviceAccountName: admin"),
+        ("spec: {hostUsers: true}", "spec.hostUsers: true"),
+        ("metadata: {labels: {mcp-sandbox.network: open}}", "metadata.labels.mcp-sandbox.network"),
+        ("runtimeClassName: gvisor", "runtimeClassName: gvisor"),
+        ("[1]", "no mapping"),
+        ("spec: {", "cannot be read"),
+    ],
+)
+def test_a_template_that_would_weaken_a_pod_is_refused_by_name(
+    tmp_path: Path, text: str, name: str
+) -> None:
+    file = tmp_path / "pod.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError) as refused:
+        read_template(file)
+    assert name in str(refused.value)
+
+
+async def test_what_a_template_adds_is_in_the_pod(
+    fake: Cluster, data_root: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "pod.yaml"
+    file.write_text("metadata: {labels: {team: a}}\nspec: {nodeSelector: {disk: fast}}\n")
+    async with open_manager(in_cluster(data_root, template=str(file))) as manager:
+        await (await manager.session(CHAT)).exec("true")
+        (pod,) = fake.store.objects["pods"].values()
+    assert pod["spec"]["nodeSelector"] == {"disk": "fast"}
+    assert pod["metadata"]["labels"]["team"] == "a"
+
+
+Change = Callable[[dict[str, Any]], object]
+WEAKER: dict[str, Change] = {
+    "privileged": lambda pod: own(pod)["securityContext"].update(privileged=True),
+    "capabilities": lambda pod: own(pod)["securityContext"].update(capabilities={"add": ["ALL"]}),
+    "a further capability": lambda pod: own(pod)["securityContext"]["capabilities"].update(
+        add=["NET_ADMIN"]
+    ),
+    "unmasked /proc": lambda pod: own(pod)["securityContext"].update(procMount="Unmasked"),
+    "writable root": lambda pod: own(pod)["securityContext"].pop("readOnlyRootFilesystem"),
+    "root": lambda pod: pod["securityContext"].update(runAsUser=0),
+    "seccomp": lambda pod: pod["securityContext"].update(seccompProfile={"type": "Unconfined"}),
+    "host network": lambda pod: pod.update(hostNetwork=True),
+    "host processes": lambda pod: pod.update(hostPID=True),
+    "account": lambda pod: pod.update(automountServiceAccountToken=True),
+    "command": lambda pod: own(pod).update(command=["sh"]),
+    "image": lambda pod: own(pod).update(image="other:1"),
+    "memory": lambda pod: own(pod)["resources"]["limits"].update(memory="8Gi"),
+    "sidecar": lambda pod: pod["containers"].append({"name": "other"}),
+    "init": lambda pod: pod.update(initContainers=[{"name": "other"}]),
+    "debugger": lambda pod: pod.update(ephemeralContainers=[{"name": "other"}]),
+    "volume": lambda pod: pod["volumes"].append({"name": "h", "hostPath": {"path": "/"}}),
+    "variable": lambda pod: own(pod)["env"].append({"name": "LD_PRELOAD", "value": "/x"}),
+    "start code": lambda pod: own(pod).update(lifecycle={"postStart": {"exec": {}}}),
+    "hosts": lambda pod: pod.update(hostAliases=[{"ip": "1.1.1.1", "hostnames": ["a"]}]),
+}
+
+
+def own(spec: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = spec["containers"][0]
+    return found
+
+
+@pytest.mark.parametrize("change", WEAKER.values(), ids=WEAKER)
+def test_a_pod_that_came_out_otherwise_is_noticed(change: Change) -> None:
+    render = Renderer(KubernetesConfig(), {}, b"key", 1)
+    pod = render.pod("p", Made("image:1", "", Limits(), "none", {"A": "b"}, 60))
+    live = copy.deepcopy(pod)
+    default_pod(live)
+    assert not find_weaker(pod["spec"], live["spec"])
+    change(live["spec"])
+    assert find_weaker(pod["spec"], live["spec"])
+
+
+@given(st.tuples(IDS, IDS), st.tuples(IDS, IDS))
+def test_two_chats_never_share_a_name(one: tuple[str, str], other: tuple[str, str]) -> None:
+    render = Renderer(KubernetesConfig(), {}, b"key", 1)
+    named = [render.name({"user": user, "chat": chat}) for user, chat in (one, other)]
+    assert (named[0] == named[1]) == (one == other)
+    assert all(len(name) <= 63 and name == name.lower() and name[-1].isalnum() for name in named)
+
+
+def test_names_that_differ_in_case_alone_are_two() -> None:
+    render = Renderer(KubernetesConfig(), {}, b"key", 1)
+    assert render.name({"user": "u", "chat": "A"}) != render.name({"user": "u", "chat": "a"})
+
+
+async def test_two_data_roots_do_not_see_each_other(fake: Cluster, tmp_path: Path) -> None:
+    async with open_manager(in_cluster(tmp_path / "one")) as manager:
+        await (await manager.session(CHAT)).exec("true")
+        async with open_backend("kubernetes", in_cluster(tmp_path / "two")) as other:
+            assert await other.running() == []

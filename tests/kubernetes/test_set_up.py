@@ -1,0 +1,87 @@
+"""What an operator asks before there are chats: `doctor`, and the manifests of the server."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from mcp_sandbox.backends.kubernetes.manifests import RIGHTS
+from mcp_sandbox.cli.setup import manifests
+from mcp_sandbox.config import load_config
+from mcp_sandbox.doctor.machine import Check, examine_cluster, examine_place
+from tests.conftest import in_cluster
+from tests.kubernetes import schema
+from tests.kubernetes.cluster import Cluster
+
+
+def printed(capsys: pytest.CaptureFixture[str], config: Path | None = None) -> list[Any]:
+    manifests(chats=20, image="registry.example/server:1", config=config)
+    return list(yaml.safe_load_all(capsys.readouterr().out))
+
+
+def of(found: list[Check], name: str) -> Check:
+    (check,) = [each for each in found if each.name == name]
+    return check
+
+
+def test_every_manifest_has_published_fields_and_none_is_for_the_whole_cluster(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    found = printed(capsys)
+    for each in found:
+        schema.check(each)
+        assert each["metadata"]["namespace"] == "sandboxes"
+    kinds = [each["kind"] for each in found]
+    assert not [kind for kind in kinds if kind.startswith("Cluster")]
+    assert {"Role", "Deployment", "Service", "ConfigMap", "ResourceQuota"} <= set(kinds)
+    assert kinds.count("NetworkPolicy") == 2
+
+
+def test_the_role_has_no_more_than_is_used(capsys: pytest.CaptureFixture[str]) -> None:
+    (role,) = [each for each in printed(capsys) if each["kind"] == "Role"]
+    told = {(rule["apiGroups"][0], rule["resources"][0]): rule["verbs"] for rule in role["rules"]}
+    assert told == {key: list(verbs) for key, verbs in RIGHTS.items()}
+    assert all("*" not in (*key, *verbs) for key, verbs in told.items())
+
+
+def test_the_server_has_the_settings_of_the_file(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text("backend: kubernetes\nkubernetes: {namespace: chats, storage_class: fast}\n")
+    found = {each["kind"]: each for each in printed(capsys, file)}
+    assert found["Deployment"]["metadata"]["namespace"] == "chats"
+    assert found["PersistentVolumeClaim"]["spec"]["storageClassName"] == "fast"
+    (tmp_path / "again.yaml").write_text(found["ConfigMap"]["data"]["config.yaml"])
+    assert load_config(tmp_path / "again.yaml", {}).config.kubernetes.namespace == "chats"
+
+
+async def test_doctor_runs_code_in_a_pod_and_leaves_nothing(fake: Cluster, tmp_path: Path) -> None:
+    config = in_cluster(tmp_path)
+    found = await examine_place("kubernetes", config)
+    assert {each.status for each in found} == {"ok"}
+    assert (
+        "uid 10001, no capabilities, the runtime's default seccomp" in of(found, "isolation").found
+    )
+    fake.wait_until_empty()
+    told = await examine_cluster(config)
+    assert of(told, "rights").status == "ok"
+    assert of(told, "system calls").status == "warn"
+
+
+async def test_doctor_names_every_right_that_is_missing(fake: Cluster, tmp_path: Path) -> None:
+    every = {(verb, resource) for (_, resource), verbs in RIGHTS.items() for verb in verbs}
+    fake.forbidden |= every
+    found = of(await examine_cluster(in_cluster(tmp_path, objects="sandbox")), "rights")
+    assert found.status == "fail"
+    assert all(f"{verb} {resource}" in found.found for verb, resource in every)
+    assert "kubernetes manifests" in found.remedy
+
+
+async def test_doctor_says_that_policies_are_not_enforced(fake: Cluster, tmp_path: Path) -> None:
+    fake.node.enforces_policies = False
+    fake.forget_trials()
+    found = await examine_place("kubernetes", in_cluster(tmp_path))
+    assert [each.status for each in found] == ["fail"]
+    assert "does not enforce NetworkPolicies" in found[0].remedy
