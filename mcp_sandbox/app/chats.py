@@ -242,10 +242,10 @@ def _open_workspaces(backend: Backend, config: Config, records: "ChatRecords") -
 
     kind: Callable[..., Workspaces] = Workspaces
     if backend.holds_files:
-        from mcp_sandbox.sessions.sandbox.holding import HeldWorkspaces
+        from mcp_sandbox.sessions.sandbox.sandbox_files import RecordedWorkspaces
 
         check_holding(config)
-        kind = partial(HeldWorkspaces, records=records)
+        kind = partial(RecordedWorkspaces, records=records)
     owner, shown = sandbox_user(), config.skills.enabled
     return kind(config.data_dir, owner=owner, settings=config.workspace, skills=shown)
 
@@ -279,9 +279,9 @@ def _add_saving(context: "SessionContext", config: Config) -> None:
 
         kept = Backups(config.storage), config.storage, context
         if context.backend.holds_files:
-            from mcp_sandbox.sessions.sandbox.holding import Holding
+            from mcp_sandbox.sessions.sandbox.sandbox_files import SandboxFiles
 
-            context.saving = context.holding = Holding(*kept)
+            context.saving = context.files = SandboxFiles(*kept)
         else:
             context.saving = Saving(*kept)
 

@@ -91,8 +91,8 @@ class Cleaner:
         self._records = context.records.here
         self.ledger = context.use_times
         self._settings = context.settings
-        self._saves = context.saving is not None
-        self._holding = context.holding
+        self._saving = context.saving
+        self._lost_with_sandbox = context.files.lost_with_sandbox
         self._own = own
         self._clock_file = context.workspaces.data_root / "sandbox" / "clock"
         self._ages: tuple[Moment, Ages[ChatId], Ages[str]] | None = None
@@ -144,7 +144,7 @@ class Cleaner:
         unsaved = {
             chat
             for chat in chats
-            if self._saves and not read_backup(records.get(chat)).get("clean")
+            if self._saving and not read_backup(records.get(chat)).get("clean")
         }
         return _Seen(
             chat_ages.look(stamps, now),
@@ -185,9 +185,9 @@ class Cleaner:
             used = chat in await self._in_use()
             if used or await self._records.get(chat) != seen.records.get(chat):
                 return None
-            if self._holding:
+            if self._saving and self._lost_with_sandbox:
                 # All that is left of it; without its record nothing would look for them again.
-                await self._holding.remove(chat)
+                await self._saving.remove(chat)
             await self._workspaces.remove(chat)
             await self._forget(chat)
         logger.info("chat %s: its files are in the trash, it was not used for long", chat)
@@ -195,8 +195,8 @@ class Cleaner:
 
     async def _forget(self, chat: ChatId) -> None:
         """Remove the record of a chat without files here, unless it says that it has backups."""
-        if self._holding or not (
-            self._saves and "saved" in read_backup(await self._records.get(chat))
+        if self._lost_with_sandbox or not (
+            self._saving and "saved" in read_backup(await self._records.get(chat))
         ):
             await self._records.remove(chat)
         self.ledger.forget(chat)
@@ -211,7 +211,7 @@ class Cleaner:
         paused_s = self._settings.sessions.remove_after
         for chat, info in await list_chat_sandboxes(self._backend):
             age = seen.chats.get(chat)
-            if self._holding and (age is None or chat in seen.unsaved):
+            if self._lost_with_sandbox and (age is None or chat in seen.unsaved):
                 # It may have the only copy of files.
                 continue
             if age is None and not paused_only:

@@ -163,12 +163,13 @@ class SessionManager:
         chats = set(await self._context.workspaces.chats())
         for chat, info in running:
             try:
-                if not (chat in chats or self._context.holding):
+                if not (chat in chats or self._context.files.lost_with_sandbox):
                     await self._cleaning.end_leftover(info.id, chat)
                 elif info.state != "paused":
                     await self._hold(chat).adopt(info.id)
             except ChatElsewhere:
-                await self._context.backend.destroy(info.id)
+                if not self._context.files.lost_with_sandbox:
+                    await self._context.backend.destroy(info.id)
             except SandboxError as exc:
                 unknown += isinstance(exc, StorageUnavailable)
                 logger.exception("chat %s: cannot take over its sandbox until its next call", chat)

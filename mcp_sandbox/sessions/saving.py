@@ -252,20 +252,18 @@ class Saving:
                     if one.changed_s is None and not hold.use().open:
                         self._chats.pop(chat, None)
 
-    async def prepare(
-        self, chat: ChatId, record: ChatRecord | None, *, runs: bool = False
-    ) -> Kept | None:
+    async def prepare(self, chat: ChatId, record: ChatRecord | None, *, runs: bool = False) -> bool:
         """Bring the chat's newest files here before its sandbox opens.
 
-        The caller has the chat's lock, and stores what this returns as `further` of the record;
-        None if its sandbox `runs` here already, on files that are older than the newest backup.
+        The caller has the chat's lock, and stores what `describe` returns. False if its sandbox
+        `runs` here already, on files that are older than the newest backup.
 
         Raises:
             BackendUnavailable: its files are in the store alone, which does not answer, or are
                 larger than they may be now.
         """
-        kept, here = dict(read_backup(record)), await self._context.workspaces.exist(chat)
-        own, latest = int(kept.get("epoch", 0)), int(kept.pop("newest", 0))
+        kept, here = read_backup(record), await self._context.workspaces.exist(chat)
+        own, latest = (int(kept.get(name, 0)) for name in ("epoch", "newest"))
         if (one := self._chats.get(chat)) is None:
             now_s, is_left = self._now_s(), here and not kept.get("clean")
             one = self._chats[chat] = _Chat(changed_s=now_s if is_left else None, called_s=now_s)
@@ -275,7 +273,7 @@ class Saving:
             newest = found = found or await self.list(chat, soon=True)
             is_older = newest and (not here or newest[0].epoch > own)
             if is_older and runs:
-                return None
+                return False
             if lease or one.wanted or is_older or not own:
                 one.epoch = next_epoch(
                     found, latest, lease or int(1000 * self._context.use_times.clock().wall_s)
@@ -284,14 +282,20 @@ class Saving:
             wanted = found if one.wanted or is_older else ()
             if wanted and (backup := await self._restore(chat, wanted, unpack, here=here)):
                 one.saved_at, own = backup.saved_at, backup.epoch
-                kept["saved"] = backup.saved_at.timestamp()
             if latest > own:
                 self._context.notices.add(chat, NEVER_SAVED)
         except StorageUnavailable as exc:
             known = found or latest or own
             unasked = describe_unasked(chat, exc, here=here and latest <= own, known=known)
             self._context.notices.add(chat, unasked)
-        news = {**kept, "epoch": one.epoch, "clean": False}
+        return True
+
+    def describe(self, chat: ChatId, record: ChatRecord | None) -> Mapping[str, Any]:
+        """Return what is `further` stored of a chat whose sandbox is open."""
+        one, kept = self._chats[chat], dict(read_backup(record))
+        kept.pop("newest", None)
+        saved = {"saved": one.saved_at.timestamp()} if one.saved_at else {}
+        news = {**kept, **saved, "epoch": one.epoch, "clean": False}
         return {**(record.further if record else {}), BACKUP: news}
 
     async def list(self, chat: ChatId, *, soon: bool = False) -> Sequence[Backup]:

@@ -239,8 +239,8 @@ class UserTotals:
 class ChatDirectories:
     """A chat's trees on the host. `aliases` are the further mounts that the settings ask for.
 
-    `skills` is the mount by which its sandbox sees skills, if it does. `held`: there are no such
-    trees, for the sandbox holds the chat's files itself.
+    `skills` is the mount by which its sandbox sees skills, if it does. Unless they are
+    `mounted` there are none, for the sandbox holds the chat's files itself.
     """
 
     workspace: Path
@@ -248,12 +248,12 @@ class ChatDirectories:
     workspace_inode: int
     aliases: tuple[Mount, ...] = ()
     skills: tuple[Mount, ...] = ()
-    held: bool = False
+    mounted: bool = True
 
     @property
     def mounts(self) -> tuple[Mount, ...]:
         """Return the mounts by which a sandbox sees them."""
-        if self.held:
+        if not self.mounted:
             return ()
         home = Mount(self.home, "/home/sandbox")
         return Mount(self.workspace, "/workspace"), home, *self.aliases, *self.skills

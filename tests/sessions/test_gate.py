@@ -143,8 +143,8 @@ def test_there_is_no_other_way_into_a_sandbox() -> None:
         # The server's own: a chat's files go out, and into a sandbox that is for this alone.
         "sessions/saving.py: runtime.files",
         # The same where a chat's own sandbox holds them, whose skills are copied in, too.
-        "sessions/sandbox/holding.py: runtime.files",
-        "sessions/sandbox/holding.py: held.runtime.files",
+        "sessions/sandbox/sandbox_files.py: runtime.files",
+        "sessions/sandbox/sandbox_files.py: held.runtime.files",
         "sessions/skill_pins.py: runtime.files",
         "sessions/skill_pins.py: runtime.exec",
         # They are given that of a call that has entered.

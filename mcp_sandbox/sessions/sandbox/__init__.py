@@ -6,5 +6,6 @@ context         what the sandboxes of one manager share, and the guard of the di
 notices         what an agent should know and did not ask for
 capacity        how many may be open, in all and of one user
 warm_pool       sandboxes that were started in advance
-holding         chats whose files lie in their sandbox alone
+files           where the files of chats are, and what that means for their sandboxes
+sandbox_files   the same for those that are in their sandbox alone
 """

@@ -8,7 +8,7 @@ from typing import Literal
 
 import anyio
 
-from mcp_sandbox.errors import SandboxError, SandboxGone, StorageUnavailable, Unsaved
+from mcp_sandbox.errors import SandboxGone, StorageUnavailable, Unsaved
 from mcp_sandbox.models import BackendName, ChatId, SandboxId
 from mcp_sandbox.sessions.approvals import reset_kept
 from mcp_sandbox.sessions.sandbox.context import ChatUse, DiskGuard, OpenSandbox, SessionContext
@@ -18,8 +18,6 @@ from mcp_sandbox.sessions.skill_pins import ChatPins
 from mcp_sandbox.telemetry.calls import span
 
 _MOST_NAMED = 8
-# A lease ends seconds later: until then nothing may run any more.
-_PAUSE_S = 3.0
 
 
 class ChatSandbox:
@@ -30,7 +28,7 @@ class ChatSandbox:
         self.user = chat.user
         self.backend: BackendName = context.backend.name
         self.meter = context.workspaces.open_disk_usage(chat)
-        self.pins = ChatPins(chat, context.workspaces, copied=context.holding is not None)
+        self.pins = ChatPins(chat, context.workspaces, copied=context.files.lost_with_sandbox)
         self.calls = context.settings.calls
         self.lifetime_s = context.settings.sessions.lifetime
         self.tell_agent = partial(context.notices.add, chat)
@@ -199,14 +197,10 @@ class ChatSandbox:
             return
         held.end_reason = f"{why}. The sandbox was stopped"
         self._forget(held, goes_on=True)
-        is_paused = False
         with anyio.CancelScope(shield=True):
-            with suppress(SandboxError), anyio.move_on_after(_PAUSE_S):
-                # Where it holds files it never ends here: these are saved, as older ones, later.
-                may_pause = self._context.holding or not lost
-                is_paused = bool(may_pause) and await held.sandbox.pause()
+            goes_on = await self._context.files.leave(held, lost=lost)
             await held.runtime.aclose()
-            if not (is_paused or self._context.holding):
+            if not goes_on:
                 await self._lifecycle.destroy(held)
                 ended = describe_lost(held.runtime.background)
                 self.tell_agent(f"The sandbox has ended since the last call: {why}.{ended}")
@@ -215,7 +209,7 @@ class ChatSandbox:
 
     async def _refresh(self, held: OpenSandbox) -> None:
         """Resume a paused sandbox; remove one that is dead, too old or made otherwise."""
-        if held.paused and not held.dead:
+        if held.paused:
             with anyio.CancelScope(shield=True):
                 async with self._context.records.hold(self.chat):
                     await self._lifecycle.resume(held)
@@ -235,13 +229,14 @@ class ChatSandbox:
             await self._left.wait()
         background = held.runtime.background
         async with self._context.records.hold(self.chat):
-            if not await self._retire(held, background_too=True):
-                if self._context.holding:
-                    # It cannot be saved, or a person's shell is in it: the next call tries again.
-                    return
-                # Only a person's shell is left in it.
-                self._forget(held)
-                await self._lifecycle.destroy(held)
+            try:
+                if not await self._retire(held, background_too=True):
+                    # Only a person's shell is left in it.
+                    self._forget(held)
+                    await self._lifecycle.destroy(held)
+            except Unsaved:
+                # The next call tries again.
+                return
         if ended := describe_lost(background):
             self.tell_agent(f"The sandbox was replaced because of its age.{ended}")
 
@@ -264,8 +259,6 @@ class ChatSandbox:
                 self.tell_agent(news)
 
     async def _keep(self, held: OpenSandbox) -> None:
-        if self._context.holding:
-            self._context.holding.open_ones[self.chat] = held
         held.guard = DiskGuard(self.meter, self._end_for_growth)
         self._context.tasks.start_soon(held.guard.run)
         self._context.start_doors(self.chat, held)
@@ -332,15 +325,14 @@ class ChatSandbox:
                     self._forget(held)
                     self._lifecycle.tell_ended(held, await self._lifecycle.discard_dead(held))
                 elif ours and held:
-                    gone = await self._retire(held, background_too=background_too)
+                    gone = False
+                    with suppress(Unsaved):
+                        gone = await self._retire(held, background_too=background_too)
         return gone
 
     async def _retire(self, held: OpenSandbox, *, background_too: bool) -> bool:
-        """End it unless it is in use; the caller has the chat's lock."""
-        try:
-            refusal = await self._lifecycle.retire(held, background_too=background_too)
-        except Unsaved:
-            return False
+        """End it unless it is in use; the caller has the chat's lock. Raises Unsaved."""
+        refusal = await self._lifecycle.retire(held, background_too=background_too)
         gone = refusal in ("", "users")
         if gone:
             self._forget(held, goes_on=refusal == "users")
@@ -370,11 +362,8 @@ class ChatSandbox:
 
         Raises Unsaved: it alone holds files that cannot be saved now; not if it is done by `force`.
         """
-        holding = self._context.holding
-        if holding and files == "discard":
-            holding.note_call(self.chat)
-            async with self.open_for_save() as open_one:
-                await holding.empty(open_one.runtime)
+        if files == "discard":
+            await self._context.files.empty(self)
         with anyio.CancelScope(shield=True):
             async with self._lock, self._context.records.hold(self.chat):
                 held = self._held

@@ -36,6 +36,7 @@ from mcp_sandbox.runtime.doors import DoorChannel
 from mcp_sandbox.runtime.runtime import Runtime
 from mcp_sandbox.sessions.chat_records import ChatRecords, UseTimes
 from mcp_sandbox.sessions.sandbox.capacity import Capacity
+from mcp_sandbox.sessions.sandbox.files import ChatFiles, HostFiles
 from mcp_sandbox.sessions.sandbox.notices import Notices
 from mcp_sandbox.sessions.sandbox.warm_pool import WarmPool
 from mcp_sandbox.sessions.settings import SessionSettings
@@ -47,8 +48,7 @@ if TYPE_CHECKING:
     # Loaded only by servers with allowed hosts.
     from mcp_sandbox.sessions.doors import Egress, SandboxDoors
 
-    # Loaded only by servers whose sandboxes hold their files, or with an object store.
-    from mcp_sandbox.sessions.sandbox.holding import Holding
+    # Loaded only by servers with an object store.
     from mcp_sandbox.sessions.saving import Saving
 
     # Loaded only by servers that share chats.
@@ -85,8 +85,8 @@ class SessionContext:
     """What chats' sandboxes of one manager share; `tasks` and `pool` are set while that is open.
 
     `addresses`: name and port of each preview so far. `egress` leads to allowed hosts, if any.
-    `saving` has their backups, if there is an object store; `holding` is the same where sandboxes
-    hold their files themselves. `leases`: those that this server has, if it shares chats.
+    `files`: where those of chats are; `saving` has their backups, if there is an object store.
+    `leases`: those that this server has, if it shares chats.
     """
 
     backend: Backend
@@ -101,11 +101,12 @@ class SessionContext:
     egress: "Egress | None" = None
     saving: "Saving | None" = None
     leases: "Leases | None" = None
-    holding: "Holding | None" = None
     tasks: TaskGroup = field(init=False)
     capacity: Capacity = field(init=False)
+    files: ChatFiles = field(init=False)
 
     def __post_init__(self) -> None:
+        self.files = HostFiles(self)
         most = self.settings.sessions
         self.capacity = Capacity(
             most.max_open, most_per_user=most.max_per_user, wait_s=most.queue_wait
@@ -239,8 +240,7 @@ class DiskGuard:
 class OpenSandbox:
     """An open sandbox.
 
-    `is_current` is False until it is known to be made as it should be. `apart`: it is paused where
-    no connection outlives that. `notice` is what the agent
+    `is_current` is False until it is known to be made as it should be. `notice` is what the agent
     should know of the sandbox before it; `end_reason` says why this one ended during a call, once
     it has. `previews` has the address of each port.
     """
@@ -252,7 +252,6 @@ class OpenSandbox:
     notice: str = ""
     is_current: bool = True
     paused: bool = False
-    apart: bool = False
     end_reason: str | None = None
     previews: dict[int, str] = field(default_factory=dict[int, str])
     doors: "SandboxDoors | None" = None
@@ -261,7 +260,7 @@ class OpenSandbox:
 
     @property
     def dead(self) -> bool:
-        return self.runtime.broken and not self.apart
+        return self.runtime.broken and not self.paused
 
     @property
     def info(self) -> SandboxInfo:

@@ -7,10 +7,9 @@ the calls and the connections of all servers.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
-from typing import Any
 
 import anyio
 
@@ -36,7 +35,6 @@ from mcp_sandbox.sessions.chat_records import (
 )
 from mcp_sandbox.sessions.sandbox.context import OpenSandbox, SessionContext, describe_death
 from mcp_sandbox.sessions.sandbox.notices import describe_lost
-from mcp_sandbox.sessions.sandbox.warm_pool import connect
 from mcp_sandbox.sessions.settings import (
     SPEC,
     STARTED,
@@ -88,6 +86,7 @@ class SandboxLifecycle:
     def __init__(self, chat: ChatId, context: SessionContext) -> None:
         self._chat = chat
         self._context = context
+        self._files = context.files
 
     async def acquire(self) -> OpenSandbox:
         """Find the chat's sandbox, or make one; the caller sets its guard."""
@@ -98,8 +97,8 @@ class SandboxLifecycle:
         is_plain = record is None or record.further.keys() <= {CONTROL}
         is_new = not lived and not await context.workspaces.exist(self._chat)
         self._settle(record, is_new=is_new)
-        further = await context.saving.prepare(self._chat, record) if context.saving else None
-        has_files = further is not None and await context.workspaces.exist(self._chat)
+        await self._files.prepare(self._chat, record)
+        has_files = context.saving and await context.workspaces.exist(self._chat)
         shown = await context.projects.show(self._chat)
         may_adopt = is_new and is_plain and not (has_files or shown.mounts)
         opened = await context.pool.adopt(self._chat) if context.pool and may_adopt else None
@@ -110,7 +109,7 @@ class SandboxLifecycle:
             opened, news = (None, "") if is_new else await self._find(wanted, record)
             with context.pool.foreground() if context.pool else nullcontext():
                 opened = opened or await self._make(wanted)
-        return await self._remember(opened, shown, record, further, news)
+        return await self._remember(opened, shown, record, news)
 
     def _settle(self, record: ChatRecord | None, *, is_new: bool) -> None:
         """Refuse a backend that the chat must not move to, and tell the agent of a lost record."""
@@ -140,25 +139,18 @@ class SandboxLifecycle:
             )
 
     async def _remember(
-        self,
-        opened: Connected,
-        shown: ProjectView,
-        record: ChatRecord | None,
-        further: Mapping[str, Any] | None,
-        news: str = "",
+        self, opened: Connected, shown: ProjectView, record: ChatRecord | None, news: str = ""
     ) -> OpenSandbox:
         """Note in the chat's record which sandbox it has; if that fails, the labels still tell."""
         context, now, (sandbox, runtime) = self._context, self._context.use_times.clock(), opened
         before = record or ChatRecord(self._chat, None, created_s=now.wall_s, used_s=now.wall_s)
-        if context.holding:
-            further = await context.holding.prepare(self._chat, record)
         bound = replace(
             before,
             backend=context.backend.name,
             sandbox_id=sandbox.id,
             image=sandbox.facts.image,
             spec=sandbox.labels.get(SPEC, ""),
-            further=before.further if further is None else further,
+            further=self._files.describe(self._chat, record),
         )
         if bound != record:
             try:
@@ -170,19 +162,16 @@ class SandboxLifecycle:
     async def adopt(self, sandbox_id: SandboxId) -> OpenSandbox | None:
         """Connect to a running sandbox; return None if it was unusable, and was removed."""
         context, record = self._context, await self._context.records.get(self._chat)
-        further = None
-        if context.saving:
-            further = await context.saving.prepare(self._chat, record, runs=True)
-            if further is None:
-                await context.backend.destroy(sandbox_id)
-                return None
+        if not await self._files.prepare(self._chat, record, runs=True):
+            await context.backend.destroy(sandbox_id)
+            return None
         directories = await context.workspaces.open(self._chat)
         # Before the connection, which a failure here would leave open.
         shown = await context.projects.show(self._chat)
         reached = await self._reach(sandbox_id, directories)
         if reached is None:
             return None
-        return await self._remember(reached, shown, record, further)
+        return await self._remember(reached, shown, record)
 
     async def running(self) -> Sequence[SandboxInfo]:
         """Return the sandboxes that carry the chat's labels."""
@@ -220,12 +209,10 @@ class SandboxLifecycle:
         try:
             sandbox = await context.backend.attach(sandbox_id)
             labelled = find_chat_label(sandbox.labels)
-            if labelled == self._chat and context.holding:
-                runtime = await context.holding.recognise(self._chat, sandbox)
+            if labelled == self._chat:
+                runtime = await self._files.connect(self._chat, sandbox, directories)
                 if runtime:
                     return sandbox, runtime
-            elif labelled == self._chat:
-                return sandbox, await connect(sandbox, directories, context.tasks, context.settings)
         except SandboxGone as exc:
             logger.info("chat %s: removing sandbox %s: %s", self._chat, sandbox_id, exc)
         else:
@@ -257,12 +244,12 @@ class SandboxLifecycle:
         if is_same and wanted.has_project_of(runtime):
             return None
         background = runtime.background
-        if self._context.holding and not self._context.holding.is_saved(self._chat):
-            try:
-                await self._context.holding.keep(self._chat, runtime)
-            except Unsaved as exc:
-                logger.warning("sandbox %s stays as it was made: %s", sandbox.id, exc)
-                return None
+        try:
+            if not self._files.is_saved(self._chat):
+                await self._files.save_before_end(self._chat, runtime)
+        except Unsaved as exc:
+            logger.warning("sandbox %s stays as it was made: %s", sandbox.id, exc)
+            return None
         try:
             background = (await runtime.status()).background
             refusal = await runtime.retire(background_too=True)
@@ -288,9 +275,7 @@ class SandboxLifecycle:
         context = self._context
         sandbox = await context.backend.create(wanted.spec)
         try:
-            runtime = await connect(sandbox, wanted.directories, context.tasks, context.settings)
-            if context.holding:
-                await context.holding.fill(self._chat, runtime)
+            runtime = await self._files.connect_new(self._chat, sandbox, wanted.directories)
         except SandboxGone as exc:
             try:
                 ending = await sandbox.ending(within_s=_DYING_S)
@@ -312,14 +297,14 @@ class SandboxLifecycle:
 
     async def keep(self, held: OpenSandbox) -> None:
         """Save, before it ends, what a sandbox alone holds. Raises Unsaved; then it is paused."""
-        holding, was_paused = self._context.holding, held.paused
-        if holding is None or holding.is_saved(self._chat):
+        was_paused = held.paused
+        if self._files.is_saved(self._chat):
             return
         try:
             if was_paused:
                 await self.resume(held)
             if not held.runtime.broken:
-                await holding.keep(self._chat, held.runtime)
+                await self._files.save_before_end(self._chat, held.runtime)
         except Unsaved as exc:
             with suppress(SandboxError):
                 await self.pause(held, is_used=False)
@@ -331,7 +316,7 @@ class SandboxLifecycle:
         """Do so for the open sandbox, or else for those that no server has open."""
         if held and not held.dead:
             await self.keep(held)
-        elif self._context.holding:
+        elif self._files.lost_with_sandbox:
             for info in await self.running():
                 if left := await self.adopt(info.id):
                     self._context.start_doors(self._chat, left)
@@ -356,23 +341,23 @@ class SandboxLifecycle:
             raise Unsupported(
                 f"a sandbox of {backend} cannot be paused: end it with `mcp-sandbox stop`"
             )
-        if self._context.holding:
-            held.apart = True
+        if self._files.lost_with_sandbox:
+            # It is somewhere else, from where no connection outlives a pause for sure.
             await held.runtime.aclose()
 
     async def resume(self, held: OpenSandbox) -> None:
-        """Resume it; if it has ended meanwhile, its runtime is `broken` afterwards."""
+        """Resume it; if it has ended meanwhile, or has older files, it is `dead` afterwards."""
+        context = self._context
         try:
-            if self._context.holding:
-                held.sandbox = await self._context.backend.attach(held.sandbox.id)
-                held.runtime = await self._context.holding.connect(self._chat, held.sandbox)
-            else:
-                await held.sandbox.resume()
-            held.paused = held.apart = False
-            self._context.start_doors(self._chat, held)
+            held.sandbox = await context.backend.attach(held.sandbox.id)
+            if held.runtime.broken:
+                directories = await context.workspaces.open(self._chat)
+                runtime = await self._files.connect(self._chat, held.sandbox, directories)
+                held.runtime = runtime or held.runtime
+            context.start_doors(self._chat, held)
         except SandboxGone:
-            held.apart = False
             await held.runtime.aclose()
+        held.paused = False
 
     async def resume_left(self) -> bool:
         """Resume paused sandboxes that no server has open; return False if there is none."""
@@ -392,8 +377,7 @@ class SandboxLifecycle:
         try:
             with anyio.fail_after(_ANSWER_S):
                 if held.paused:
-                    await held.sandbox.resume()
-                    held.paused = False
+                    await self.resume(held)
                 refusal = await held.runtime.retire(background_too=background_too, leaving=True)
         except (SandboxError, TimeoutError):
             logger.info("sandbox %s does not answer, and is removed", held.sandbox.id)
@@ -417,11 +401,11 @@ class SandboxLifecycle:
         except OperatorError as exc:
             died_of = f"its engine does not answer ({exc})"
         await held.runtime.aclose()
-        if self._context.holding:
+        is_gone = bool(died_of) or held.runtime.silent
+        if self._files.lost_with_sandbox:
             # The next call attaches to it, which starts its runner again on its files, if it ended.
-            return died_of if died_of or held.runtime.silent else None
-        silent = held.runtime.silent
-        if not died_of and not silent and await self._is_used_by_others(held):
+            return died_of if is_gone else None
+        if not is_gone and await self._is_used_by_others(held):
             return None
         await self.destroy(held)
         return died_of

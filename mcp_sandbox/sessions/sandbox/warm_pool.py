@@ -322,7 +322,7 @@ async def connect(
     channel = Channel(await sandbox.open_channel(), sandbox.token)
     await channel.open(tasks)
     runtime = Runtime(channel, keep_bytes=settings.keep_bytes)
-    if directories.held:
+    if not directories.mounted:
         return runtime
     try:
         # The mount must show the chat's own directory, not what took its place meanwhile.
