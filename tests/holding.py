@@ -53,9 +53,6 @@ class HeldSandbox:
         await self._backend.inner.destroy(self.inner.id)
         return True
 
-    async def resume(self) -> None:
-        self.inner = (await self._backend.attach(self.id)).inner
-
     async def ending(self, *, within_s: float = 0.0) -> models.Ending | None:
         return await self.inner.ending(within_s=within_s)
 

@@ -30,13 +30,10 @@ class Sandbox(Protocol):
         """Connect to the runner inside; raises SandboxGone if that does not listen."""
 
     async def pause(self) -> bool:
-        """Stop all that runs in it until `resume`; False where that would save nothing.
+        """Stop all that runs in it until one attaches; False where that would save nothing.
 
         Raises SandboxGone, and BackendUnavailable if it cannot be done now.
         """
-
-    async def resume(self) -> None:
-        """Let it go on; one that is not paused is fine. Raises SandboxGone."""
 
     async def ending(self, *, within_s: float = 0.0) -> models.Ending | None:
         """Return why it ended; None if it still runs after `within_s` seconds."""

@@ -44,8 +44,8 @@ async def test_a_paused_sandbox_goes_on_where_it_was(backend: Backend, spec: San
             paused = await sandbox.pause()
             (info,) = await backend.running()
             assert info.state == ("paused" if paused else "running")
-            await sandbox.resume()
-            await sandbox.resume()
+            await backend.attach(sandbox.id)
+            await backend.attach(sandbox.id)
             assert (await runtime.exec("cat /tmp/file")).stdout == "before\n"
 
 

@@ -71,9 +71,6 @@ class ProcessSandbox:
         """Do nothing: waiting processes use no processor, and a stop would free no memory."""
         return False
 
-    async def resume(self) -> None:
-        """Do nothing: it is never paused."""
-
     async def ending(self, *, within_s: float = 0.0) -> models.Ending | None:
         await end(self.process, None, limit_s=within_s)
 

@@ -80,9 +80,6 @@ class DockerSandbox:
         await self.backend.connection.call(client.set_paused, self.id, paused=True)
         return True
 
-    async def resume(self) -> None:
-        await self.backend.connection.call(client.set_paused, self.id, paused=False)
-
     async def ending(self, *, within_s: float = 0.0) -> models.Ending | None:
         return await client.read_ending(self.backend.connection, self.id, within_s)
 

@@ -88,9 +88,6 @@ class E2BSandbox:
         await self.client.pause(self.box.name)
         return True
 
-    async def resume(self) -> None:
-        await self.client.connect(self.box.name)
-
     async def ending(self, *, within_s: float = 0.0) -> models.Ending | None:  # noqa: ARG002
         """Return "lost" if E2B does not know it any more, "ended" if only its runner has ended."""
         try:

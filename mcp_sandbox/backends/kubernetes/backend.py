@@ -69,10 +69,6 @@ class KubernetesSandbox:
         await self.backend.pause(self.id)
         return True
 
-    async def resume(self) -> None:
-        self.uid = (await self.backend.attach(self.id)).uid
-        self.token = self.backend.renderer.token(self.uid)
-
     async def ending(self, *, within_s: float = 0.0) -> models.Ending | None:
         return await self.backend.ending(self.id, self.uid, within_s)
 
