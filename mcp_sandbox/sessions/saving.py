@@ -86,6 +86,7 @@ class Saving:
         self._places = anyio.CapacityLimiter(_AT_ONCE)
         # How often the store has not answered in a row, when to ask it again, and what it was.
         self._failures, self._not_before_s, self._why = 0, 0.0, ""
+        self._now_s: Callable[[], float] = lambda: context.use_times.clock().steady_s
         # Set by the manager before anything is saved.
         self.hold_of: Callable[[ChatId], ChatSandbox]
 
@@ -429,9 +430,6 @@ class Saving:
             self._not_before_s = self._now_s() + _pause_s(self._failures)
             raise
         self._failures, self._not_before_s = 0, 0.0
-
-    def _now_s(self) -> float:
-        return self._context.use_times.clock().steady_s
 
 
 def next_epoch(found: Sequence[Backup], latest: int, now: int) -> int:
