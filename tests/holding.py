@@ -60,7 +60,7 @@ class HeldSandbox:
 class HoldingBackend:
     """Makes them."""
 
-    holds_files = True
+    holds_files, keeps_paused_files = True, False
     name: models.BackendName = "unsafe-local"
 
     def __init__(self, data_root: Path, *, walls: bool = True) -> None:

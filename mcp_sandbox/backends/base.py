@@ -52,6 +52,13 @@ class Backend(Protocol):
         `attach` starts their runner again where it has ended.
         """
 
+    @property
+    def keeps_paused_files(self) -> bool:
+        """True where a paused sandbox has no processes and costs little, but keeps its files.
+
+        An idle one is paused then, in place of being saved and ended.
+        """
+
     async def probe(self) -> str:
         """Return one line that says what works here, after really trying it.
 
@@ -95,7 +102,7 @@ class NoopBackend:
     """A backend that makes no sandboxes: sessions exist, and work in them is refused in words."""
 
     name: models.BackendName = "noop"
-    holds_files = False
+    holds_files = keeps_paused_files = False
 
     async def probe(self) -> str:
         return "no sandboxes are made here"

@@ -8,7 +8,8 @@ use is not ended: its `ChatSandbox` asks the runner, which knows the connections
 
 import logging
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -20,7 +21,7 @@ from anyio import to_thread
 from mcp_sandbox.backends.sandbox_records import boot_id
 from mcp_sandbox.config import SessionsConfig
 from mcp_sandbox.durable import read_note, set_aside, write_note
-from mcp_sandbox.errors import SandboxError
+from mcp_sandbox.errors import ChatElsewhere, SandboxError
 from mcp_sandbox.models import ChatId, SandboxId
 from mcp_sandbox.sessions.chat_records import ChatRecord, read_backup, read_control
 from mcp_sandbox.sessions.sandbox.chat_sandbox import ChatSandbox
@@ -42,7 +43,7 @@ from mcp_sandbox.workspace.retention import (
 
 logger = logging.getLogger(__name__)
 
-Step = Literal["bury", "expire", "remove"]
+Step = Literal["discard", "expire", "remove"]
 
 _LOOK_S = 15.0
 _LOOK_LEAST_S = 0.5
@@ -84,16 +85,23 @@ class Cleaner:
     Every method may raise OperatorError: the data root or the engine cannot be used.
     """
 
-    def __init__(self, context: SessionContext, own: Callable[[], Collection[ChatId]]) -> None:
-        """`own` are the chats that this server uses, or is about to."""
+    def __init__(
+        self,
+        context: SessionContext,
+        own: Callable[[], Collection[ChatId]],
+        adopt: Callable[[ChatId, SandboxId], Awaitable[object]],
+    ) -> None:
+        """`own` are the chats that this server uses, or is about to; `adopt` opens a sandbox."""
         self._backend = context.backend
         self._workspaces = context.workspaces
-        self._records = context.records.here
+        self._lost_with_sandbox = context.files.lost_with_sandbox
+        # Other servers may have what is on no host.
+        shared = context.records
+        self._records = shared if self._lost_with_sandbox else shared.here
         self.ledger = context.use_times
         self._settings = context.settings
         self._saving = context.saving
-        self._lost_with_sandbox = context.files.lost_with_sandbox
-        self._own = own
+        self._own, self._adopt = own, adopt
         self._clock_file = context.workspaces.data_root / "sandbox" / "clock"
         self._ages: tuple[Moment, Ages[ChatId], Ages[str]] | None = None
 
@@ -109,7 +117,9 @@ class Cleaner:
         in_use = {*await self._in_use(), *seen.unsaved}
         keep_s = self._settings.workspace.retention
         found = list_due_chats(seen.chats, keep_s=keep_s, in_use=in_use, watched_s=watched_s)
-        items += [item for one in found if (item := await self._take(one, seen, dry_run))]
+        for one in found:
+            with suppress(ChatElsewhere):
+                items += await self._take(one, seen, dry_run)
         items += await self._empty_trash(seen, watched_s, dry_run)
         return GcReport(dry_run, tuple(items))
 
@@ -173,25 +183,29 @@ class Cleaner:
         limit_s = self._settings.workspace.retention or math.inf
         return bool(read_control(record)) and now.wall_s - record.used_s < limit_s
 
-    async def _take(self, one: DueChat, seen: _Seen, dry_run: bool) -> GcItem | None:
+    async def _take(self, one: DueChat, seen: _Seen, dry_run: bool) -> list[GcItem]:
         """Move a chat's files to the trash, unless it was used since `seen`."""
         chat = one.chat
         size = (await self._workspaces.open_disk_usage(chat).usage()).used_bytes
         item = GcItem("workspace", str(chat), one.why, size)
         if dry_run:
-            return item
+            return [item]
         async with self._records.hold(chat):
             await self.ledger.write()
             used = chat in await self._in_use()
             if used or await self._records.get(chat) != seen.records.get(chat):
-                return None
+                return []
             if self._saving and self._lost_with_sandbox:
                 # All that is left of it; without its record nothing would look for them again.
                 await self._saving.remove(chat)
+            if self._backend.keeps_paused_files:
+                for other, info in await list_chat_sandboxes(self._backend):
+                    if other == chat:
+                        await self._backend.destroy(info.id)
             await self._workspaces.remove(chat)
             await self._forget(chat)
         logger.info("chat %s: its files are in the trash, it was not used for long", chat)
-        return item
+        return [item]
 
     async def _forget(self, chat: ChatId) -> None:
         """Remove the record of a chat without files here, unless it says that it has backups."""
@@ -202,7 +216,10 @@ class Cleaner:
         self.ledger.forget(chat)
 
     async def _in_use(self) -> Collection[ChatId]:
-        return {*self._own(), *(chat for chat, _ in await list_chat_sandboxes(self._backend))}
+        # What keeps files while it is paused is part of these, and no use of them.
+        rests = "paused" if self._backend.keeps_paused_files else ""
+        found = await list_chat_sandboxes(self._backend)
+        return {*self._own(), *(chat for chat, info in found if info.state != rests)}
 
     async def _end_left(
         self, seen: _Seen, dry_run: bool, *, paused_only: bool = False
@@ -211,19 +228,30 @@ class Cleaner:
         paused_s = self._settings.sessions.remove_after
         for chat, info in await list_chat_sandboxes(self._backend):
             age = seen.chats.get(chat)
-            if self._lost_with_sandbox and (age is None or chat in seen.unsaved):
-                # It may have the only copy of files.
+            is_old = age and info.state == "paused" and age.idle_s >= paused_s
+            if self._lost_with_sandbox:
+                is_old = is_old and not self._backend.keeps_paused_files
+                if (age is None or is_old) and not dry_run:
+                    await self._take_over(info.id, chat)
                 continue
             if age is None and not paused_only:
                 why = "runs for a chat that has no files"
                 ended = dry_run or await self.end_leftover(info.id, chat)
-            elif age and info.state == "paused" and age.idle_s >= paused_s:
+            elif age and is_old:
                 why = f"paused, and not used for {in_words(age.idle_s)} (sessions.remove_after)"
                 ended = dry_run or await self._end_paused(info.id, chat)
             else:
                 continue
             items += [GcItem("sandbox", str(chat), why, 0)] if ended else []
         return items
+
+    async def _take_over(self, sandbox_id: SandboxId, chat: ChatId) -> None:
+        """Open a sandbox that may have the only copy of files: it ends when these are saved."""
+        if chat not in self._own():
+            try:
+                await self._adopt(chat, sandbox_id)
+            except SandboxError as exc:
+                logger.warning("chat %s: its sandbox stays as it is: %s", chat, exc)
 
     async def _end_paused(self, sandbox_id: SandboxId, chat: ChatId) -> bool:
         async with self._records.hold(chat):
@@ -280,7 +308,7 @@ def next_step(use: ChatUse, idle_s: float, settings: SessionsConfig) -> Step | N
     if use.starting or use.calls:
         return None
     if use.dead:
-        return "bury"
+        return "discard"
     if use.age_s >= settings.lifetime:
         return "expire"
     return "remove" if idle_s >= settings.remove_after else None

@@ -95,7 +95,9 @@ class SessionManager:
             self.saving.hold_of = self._hold
         self.use_times: UseTimes = context.use_times
         self._saved = self.saving.before_end if self.saving else nullcontext
-        self._cleaning = Cleaner(context, self._own_chats)
+        self._cleaning = Cleaner(
+            context, self._own_chats, lambda chat, found: self._hold(chat).adopt(found)
+        )
         self._reaper = Reaper(self._open_holds, self._cleaning, context.settings)
         self._judge = judge
         self.approvals = judge.approvals

@@ -46,7 +46,7 @@ class Sandbox:
         (ChatUse(), 400, "remove"),
         (ChatUse(calls=1), 400, None),
         (ChatUse(starting=True), 400, None),
-        (ChatUse(dead=True), 0, "bury"),
+        (ChatUse(dead=True), 0, "discard"),
         (ChatUse(dead=True, calls=1), 0, None),
         (ChatUse(age_s=999), 0, None),
         (ChatUse(age_s=1000), 0, "expire"),

@@ -88,7 +88,7 @@ class DockerBackend:
     """Sandboxes of one data root on one engine."""
 
     name: models.BackendName = "docker"
-    holds_files = False
+    holds_files = keeps_paused_files = False
 
     def __init__(self, config: DockerConfig, data_root: Path) -> None:
         self._config = config

@@ -103,7 +103,7 @@ class E2BBackend:
     """Makes sandboxes by E2B; their tokens and labels are kept in the data root."""
 
     name: models.BackendName = "e2b"
-    holds_files = True
+    holds_files, keeps_paused_files = True, False
 
     def __init__(
         self, settings: E2BConfig, data_root: Path, key: Callable[[], Awaitable[str]]

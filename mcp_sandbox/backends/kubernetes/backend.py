@@ -77,7 +77,7 @@ class KubernetesBackend:
     """The sandboxes of one data root in one namespace."""
 
     name: models.BackendName = "kubernetes"
-    holds_files = True
+    holds_files, keeps_paused_files = True, False
 
     def __init__(self, renderer: Renderer, namespace: Namespace) -> None:
         self._config = namespace.config

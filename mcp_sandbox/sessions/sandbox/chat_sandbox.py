@@ -129,7 +129,9 @@ class ChatSandbox:
         with anyio.CancelScope(shield=True):
             async with self._lock:
                 if self._held is held:
-                    cause = await self._discard_dead(held)
+                    self._forget(held)
+                    async with self._context.records.hold(self.chat):
+                        cause = await self._lifecycle.discard_dead(held)
                     reason = f"{str(exc).rstrip('.')}."
                     if cause is None:
                         reason = (
@@ -145,11 +147,6 @@ class ChatSandbox:
                     lost = "" if cause is None else describe_lost(held.runtime.background)
                     held.end_reason = f"{reason}{lost}"
         return SandboxGone(held.end_reason or str(exc))
-
-    async def _discard_dead(self, held: OpenSandbox) -> str | None:
-        self._forget(held)
-        async with self._context.records.hold(self.chat):
-            return await self._lifecycle.discard_dead(held)
 
     def _forget(self, held: OpenSandbox, *, goes_on: bool = False) -> None:
         """Give it up. If it `goes_on`, for other servers, it still reports its ended processes."""
@@ -215,8 +212,10 @@ class ChatSandbox:
                     await self._lifecycle.resume(held)
         if held.runtime.broken:
             # It died with no call under way: the next result tells.
+            self._forget(held)
             with anyio.CancelScope(shield=True):
-                self._lifecycle.tell_ended(held, await self._discard_dead(held))
+                async with self._context.records.hold(self.chat):
+                    self._lifecycle.tell_ended(held, await self._lifecycle.discard_dead(held))
         elif not self._keeping and self._lifecycle.age_s(held) >= self.lifetime_s:
             await self._expire(held)
         else:
@@ -233,7 +232,7 @@ class ChatSandbox:
                 if not await self._retire(held, background_too=True):
                     # Only a person's shell is left in it.
                     self._forget(held)
-                    await self._lifecycle.destroy(held)
+                    await self._lifecycle.put_away(held)
             except Unsaved:
                 # The next call tries again.
                 return
@@ -366,9 +365,9 @@ class ChatSandbox:
             await self._context.files.empty(self)
         with anyio.CancelScope(shield=True):
             async with self._lock, self._context.records.hold(self.chat):
-                held = self._held
                 if not (force or files == "remove"):
-                    await self._lifecycle.keep_all(held)
+                    await self._save_before_end()
+                held = self._held
                 if held is not None:
                     self._forget(held)
                     await self._lifecycle.destroy(held)
@@ -391,6 +390,18 @@ class ChatSandbox:
             if self.egress:
                 self.egress.forget(self.chat)
         return held is not None or bool(others)
+
+    async def _save_before_end(self) -> None:
+        """Save the files of the chat's sandbox, of one that no server has open, too."""
+        held = self._held
+        if self._context.files.lost_with_sandbox and (held is None or held.dead):
+            if held:
+                self._forget(held)
+            for info in await self._lifecycle.running():
+                # At most one has the newest files and stays: others are saved as older, and end.
+                await self._adopt(info.id)
+        if self._held and not self._held.dead:
+            await self._lifecycle.keep(self._held)
 
     async def _end_for_growth(self) -> None:
         """Stop what writes too much in the background, unless a call of another server writes."""

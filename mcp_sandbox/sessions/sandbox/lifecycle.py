@@ -105,8 +105,9 @@ class SandboxLifecycle:
         news = ""
         if opened is None:
             wanted = await self._wanted(shown, record)
-            # A sandbox of a chat that never had one need not be looked for.
-            opened, news = (None, "") if is_new else await self._find(wanted, record)
+            # One of a chat that has no files need not be looked for, unless it alone has them.
+            if not is_new or self._files.lost_with_sandbox:
+                opened, news = await self._find(wanted, record)
             with context.pool.foreground() if context.pool else nullcontext():
                 opened = opened or await self._make(wanted)
         return await self._remember(opened, shown, record, news)
@@ -312,18 +313,6 @@ class SandboxLifecycle:
                 self._context.notices.add(self._chat, f"{str(exc)[0].upper()}{str(exc)[1:]}.")
             raise
 
-    async def keep_all(self, held: OpenSandbox | None) -> None:
-        """Do so for the open sandbox, or else for those that no server has open."""
-        if held and not held.dead:
-            await self.keep(held)
-        elif self._files.lost_with_sandbox:
-            for info in await self.running():
-                if left := await self.adopt(info.id):
-                    self._context.start_doors(self._chat, left)
-                    await self.keep(left)
-                    left.close_doors()
-                    await left.runtime.aclose()
-
     async def pause(self, held: OpenSandbox, *, is_used: bool) -> None:
         """Pause it; raises Busy if a call or another server uses it, Unsupported if none can."""
         status = await held.runtime.status()
@@ -373,7 +362,8 @@ class SandboxLifecycle:
         Return why it goes on, "" if it does not: except for "users" it is still connected then.
         """
         refusal: Refusal = ""
-        await self.keep(held)
+        if not self._context.backend.keeps_paused_files:
+            await self.keep(held)
         try:
             with anyio.fail_after(_ANSWER_S):
                 if held.paused:
@@ -385,8 +375,20 @@ class SandboxLifecycle:
             await held.runtime.aclose()
             self.log_event("sandbox left to others", held)
         elif not refusal:
-            await self.destroy(held)
+            await self.put_away(held)
         return refusal
+
+    async def put_away(self, held: OpenSandbox) -> None:
+        """End a sandbox whose files are safe; or pause it, where it keeps these so."""
+        if not self._context.backend.keeps_paused_files:
+            await self.destroy(held)
+            return
+        await held.runtime.aclose()
+        # When it goes on its processes are new: its age counts from then.
+        labels = {name: value for name, value in held.sandbox.labels.items() if name != STARTED}
+        await self._context.backend.relabel(held.sandbox.id, labels)
+        await held.sandbox.pause()
+        self.log_event("sandbox paused", held)
 
     async def discard_dead(self, held: OpenSandbox) -> str | None:
         """Remove a sandbox whose connection was lost; return why it died, "" if that is unknown.

@@ -123,9 +123,8 @@ class SandboxFiles(Saving):
         runs: bool = False,  # noqa: ARG002 - what runs is asked itself
     ) -> bool:
         kept, one = read_backup(record), self._chats[chat]
-        lived = record is not None and record.backend is not None
-        if lived and one.changed_s is None and not kept.get("clean"):
-            # Another server has left it so, or this one before it was noted: that is saved again.
+        if one.changed_s is None and not kept.get("clean"):
+            # A server has left it so, or the record was lost: what there is, is saved again.
             one.changed_s = one.called_s = self._now_s()
         one.epoch = max(one.epoch, int(kept.get("epoch", 0)), self._context.check_lease(chat))
         return True

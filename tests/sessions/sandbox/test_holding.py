@@ -13,8 +13,9 @@ from mcp_sandbox.errors import BackendUnavailable, ConfigError, Unsaved, Workspa
 from mcp_sandbox.models import ChatId, SandboxInfo
 from mcp_sandbox.sessions.manager import SessionManager
 from mcp_sandbox.sessions.session import Session
-from tests.holding import holding_files
+from tests.holding import HoldingBackend, holding_files
 from tests.rclone import S3Server
+from tests.sessions.clocks import SetClock
 
 CHAT = ChatId("tester", "held")
 pytestmark = [pytest.mark.bubblewrap, pytest.mark.s3]
@@ -253,6 +254,58 @@ async def test_a_server_that_never_had_it_open_saves_it_before_it_ends_it(
         assert await second.stop(CHAT)
         assert not await sandboxes(config)
         assert (await (await second.session(CHAT)).exec("cat file")).stdout == "kept\n"
+
+
+async def test_where_a_paused_one_keeps_its_files_an_idle_one_is_paused_until_retention(
+    config: Config, store: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(HoldingBackend, "keeps_paused_files", True)
+    clock = SetClock()
+    async with open_manager(config, clock=clock) as manager:
+        session = await manager.session(CHAT)
+        await session.exec("echo kept > file")
+        (first,) = await sandboxes(config)
+        store.strike()
+        for pass_s in (config.sessions.remove_after, config.sessions.lifetime):
+            clock.pass_(pass_s)
+            await manager._reaper.look()
+            assert [(info.id, info.state) for info in await sandboxes(config)] == [
+                (first.id, "paused")
+            ]
+            assert (await session.exec("cat file")).stdout == "kept\n"
+        assert not await session.take_notices()
+        store.start()
+        clock.pass_(60)
+        await manager.backups.save(CHAT)
+    space = config.workspace.model_copy(update={"retention": 1e-6})
+    async with open_manager(config.model_copy(update={"workspace": space})) as manager:
+        assert [item.what for item in (await manager.collect()).items] == [str(CHAT)]
+        assert not await sandboxes(config)
+        assert not await manager.backups.list(CHAT)
+
+
+@pytest.mark.parametrize("by", ["a call", "gc"])
+async def test_one_of_a_lost_record_is_taken_over_and_ended_once_it_is_saved(
+    config: Config, store: S3Server, by: str
+) -> None:
+    async with open_manager(config) as first:
+        await (await first.session(CHAT)).exec("echo kept > file")
+        store.strike()
+    store.start()
+    for path in config.data_dir.glob("sandbox/records/*/*"):
+        path.unlink()
+    clock = SetClock()
+    async with open_manager(config, clock=clock) as second:
+        session = await second.session(CHAT)
+        if by == "gc":
+            await second.collect()
+        else:
+            assert (await session.exec("cat file")).stdout == "kept\n"
+        await second._reaper.look()
+        clock.pass_(config.sessions.remove_after)
+        await second._reaper.look()
+        assert not await sandboxes(config)
+        assert (await session.exec("cat file")).stdout == "kept\n"
 
 
 async def test_one_whose_chat_another_server_has_now_is_kept(
