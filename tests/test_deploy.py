@@ -69,6 +69,13 @@ def test_the_data_root_is_at_one_path_outside_and_in() -> None:
     assert f"{root}:{root}" in server["volumes"]
 
 
+def test_what_it_builds_is_found_from_its_folder() -> None:
+    build = composed()["services"]["server"]["build"]
+    assert (DEPLOY / build["context"] / build["dockerfile"]).is_file()
+    # With another project folder the context would be another, and .env not be found by `exec`.
+    assert "--project-directory" not in COMPOSE.read_text()
+
+
 def test_its_settings_are_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name, value in composed()["services"]["server"]["environment"].items():
         plain = re.sub(r"\$\{\w+:[-?]([^}]*)\}", r"\1", value)
