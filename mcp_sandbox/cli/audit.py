@@ -21,6 +21,8 @@ from mcp_sandbox.cli.options import (
 
 group = typer.Typer(no_args_is_help=True, help="See what ran, and prove that it was not changed.")
 _SHOWN = 20
+# Of a value its beginning and its end: of a script that gets arguments these say the most.
+_HEAD, _TAIL = 80, 60
 _HIDDEN = ("n", "time", "kind", "user", "chat", "digest", "prev", "hash")
 
 
@@ -36,7 +38,7 @@ def show(
     data: Data = None,
     config: ConfigFile = None,
 ) -> None:
-    """Show what was recorded; with --json all of it, each line as it was written."""
+    """Show what was recorded, long values cut; with --json all of it, as it was written."""
     from mcp_sandbox.audit import log
 
     found = log.events(_folder(data, config), chat)
@@ -49,10 +51,15 @@ def show(
 
 
 def _row(event: Mapping[str, Any]) -> tuple[str, ...]:
-    rest = " ".join(f"{name}={value}" for name, value in event.items() if name not in _HIDDEN)
+    shown = ((name, _shorten(str(each))) for name, each in event.items() if name not in _HIDDEN)
+    rest = " ".join(f"{name}={value}" for name, value in shown)
     chat = f"{event.get('user')}/{event['chat']}" if "chat" in event else ""
     cells = event.get("n"), str(event.get("time"))[:19], chat, event.get("kind"), rest
     return tuple(printable(str(each), "") for each in cells)
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= _HEAD + _TAIL else f"{text[:_HEAD]} … {text[-_TAIL:]}"
 
 
 @group.command()

@@ -114,6 +114,10 @@ async def test_single_files_get_the_name_or_the_folder_that_is_meant(tmp_path: P
         for path in (tmp_path / "back" / "mine", tmp_path / "again"):
             assert path.read_text() == run.read_text()
             assert stat.S_IMODE(path.stat().st_mode) == 0o755
+    # Of the script that copies a person sees no more than which files it was about.
+    audit = await command(where, "audit show", "--data", str(where.data), asks=False)
+    assert "sub/other" in audit.out
+    assert "tar " not in audit.out
 
 
 async def test_nothing_is_overwritten_unless_forced_and_folders_never(tmp_path: Path) -> None:
