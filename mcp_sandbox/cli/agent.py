@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
+import anyio
 import typer
 
 from mcp_sandbox import __version__
@@ -76,10 +77,22 @@ def check(
     socket: Socket = None,
 ) -> None:
     """Try whether an agent has all that it needs: program, model service, tools of the host."""
-    how = {"assistant": assistant, "connector": connector, "chat": "check", "check": True}
-    found = _talk(socket, _show, "", how)
+    how: JsonObject = {"assistant": assistant, "connector": connector, "chat": "check"}
+    path = socket_path(socket)
+    try:
+        found = ask_daemon(path, "agent", on_event=_show, check=True, size=0, **how)
+    except NoDaemon:
+        # For a check none is started, which would stay.
+        found = anyio.run(_check_here, how)
     lines = (f"{name:<10} {printable(each)}" for name, each in found.items())
     tell(found, "\n".join(lines), as_json=as_json)
+
+
+async def _check_here(how: JsonObject) -> JsonObject:
+    from mcp_sandbox.app.agents import open_agent
+
+    async with open_agent(**how) as agent:
+        return await agent.check()
 
 
 def _talk(

@@ -196,6 +196,15 @@ async def test_a_run_dies_with_the_daemon_and_is_gone_on_with(where: Place) -> N
     assert (done.code, json.loads(done.out.splitlines()[-1])["content"]) == (0, "on"), done.err
 
 
+async def test_a_check_starts_no_daemon(where: Place) -> None:
+    await command(where, "shutdown")
+    done = await command(where, "agent check", "adder")
+    assert (done.code, done.out) == (1, "")
+    # It was asked for its version, which it does not know.
+    assert "['claude', '--version']" in done.err
+    assert (await command(where, "status")).code == 3
+
+
 async def test_a_conversation_is_of_one_run_at_a_time(where: Place) -> None:
     async with talking(where, 4321004, "--resume"):
         done = await run(where, "end()", "--resume")
