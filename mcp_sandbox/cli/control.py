@@ -115,7 +115,13 @@ def shutdown(
 ) -> None:
     """End the daemon: running calls may finish, files stay."""
     path = socket_path(socket)
-    chats = ask_daemon(path, "list")["chats"] if ask_daemon(path, "status")["sandboxes"] else []
+    try:
+        has_chats = ask_daemon(path, "status")["sandboxes"]
+    except NoDaemon:
+        if everything and socket is None and _stop_running():
+            return
+        raise
+    chats = ask_daemon(path, "list")["chats"] if has_chats else []
     for row in [row for row in chats if row["background"]]:
         name = f"{row['user']}/{row['chat']}"
         if everything:
@@ -123,6 +129,15 @@ def shutdown(
         end = "has ended" if everything else f"runs on: `mcp-sandbox stop {name}` ends it"
         print(f"{name}: {row['background']} in the background {end}")
     print(f"the daemon (pid {shut_down(path, timeout_s=timeout)}) has ended")
+
+
+def _stop_running() -> bool:
+    """Stop what goes on although its daemon has ended; False if there is nothing."""
+    chats = answer(None, "list", {})["chats"]
+    running = [f"{row['user']}/{row['chat']}" for row in chats if row["state"] == "running"]
+    for name in running:
+        stop(name)
+    return bool(running)
 
 
 def answer(socket: Path | None, command: str, arguments: JsonObject) -> JsonObject:

@@ -178,6 +178,18 @@ async def test_shutdown_of_all_leaves_nothing_running(person: Person) -> None:
     assert [(row["chat"], row["state"], row["sandbox"]) for row in rows] == [("a", "warm", None)]
 
 
+@IN_BUBBLEWRAP
+async def test_shutdown_of_all_ends_what_an_ended_daemon_has_left(person: Person) -> None:
+    async with person.agent() as agent:
+        await agent.exec("sleep 600 >/dev/null 2>&1 &")
+    assert "runs on" in await person.told("shutdown")
+    assert await person.told("shutdown", "--all") == (
+        "local/a: its sandbox has ended; its files stay\n"
+    )
+    assert "files only" in await person.told("ls")
+    assert (await person.runs("shutdown", "--all")).code == 3
+
+
 @AT_HOME
 async def test_ls_and_gc_say_how_much_there_is_and_until_when(person: Person) -> None:
     async with person.agent() as agent:
