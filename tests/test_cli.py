@@ -163,7 +163,7 @@ def test_check_of_secrets_tells_lengths_and_problems_and_never_a_value(tmp_path:
     found = run("secrets", "check", "--json", *with_secrets(tmp_path), home=tmp_path)
     assert (table.returncode, found.returncode) == (1, 1)
     assert "28 bytes" in table.stdout
-    assert "No such file or directory" in table.stdout
+    assert "its file cannot be used: No such file or directory" in table.stdout
     assert [each["length"] for each in json.loads(found.stdout)] == [28, None]
     assert "s3cret" not in table.stdout + table.stderr + found.stdout + found.stderr
     (tmp_path / "secrets.yaml").write_text("{}")

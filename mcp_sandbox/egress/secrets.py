@@ -185,6 +185,7 @@ class SecretSource:
 
     async def _ask(self) -> str:
         """Read the value; return what is wrong, or ""."""
+        kind = "command" if self._command else "file"
         try:
             with anyio.fail_after(SOURCE_S):
                 if self._command:
@@ -193,10 +194,10 @@ class SecretSource:
                     read = partial(_contents, self._path, private=self._private)
                     output = await to_thread.run_sync(read, abandon_on_cancel=True)
         except TimeoutError:
-            return f"its source did not answer within {SOURCE_S:g} s"
+            return f"its {kind} did not answer within {SOURCE_S:g} s"
         except OSError as exc:
             # The name is left out: someone may have put the value itself there.
-            return f"its source cannot be used: {exc.strerror}"
+            return f"its {kind} cannot be used: {exc.strerror}"
         value = output.removesuffix(b"\n")
         if not SHORTEST <= len(value) <= LONGEST:
             size = f"over {LONGEST}" if len(value) > LONGEST else len(value)

@@ -201,7 +201,7 @@ async def test_a_failure_is_told_to_all_who_wait_and_not_kept(tmp_path: Path) ->
     script(tmp_path, f"print({VALUE!r})")
     assert await sent(found, (b"authorization", inside(found))) == [VALUE.encode()]
     assert set(refused) == {
-        "the secret API_TOKEN cannot be read: its source cannot be used: it ended with 3; run it "
+        "the secret API_TOKEN cannot be read: its command cannot be used: it ended with 3; run it "
         "in a terminal to see why. A person must look: mcp-sandbox secrets check"
     }
 
