@@ -30,8 +30,13 @@ async def test_the_platform_does_what_its_page_says(tmp_path: Path) -> None:
             place = {"SANDBOX_URL": here.url, "SANDBOX_TOKEN": secret, "HOME": str(tmp_path)}
             known = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)}
             command = [sys.executable, "-c", program]
-            run = partial(subprocess.run, command, env={**known, **place}, timeout=50, check=False)
-            done = await to_thread.run_sync(partial(run, capture_output=True, text=True))
+            run = partial(subprocess.run, command, timeout=50, check=False)
+            run = partial(run, capture_output=True, text=True)
+            done = await to_thread.run_sync(partial(run, env={**known, **place}))
+            place["SANDBOX_TOKEN"] = "mcs_of_nobody"
+            refused = await to_thread.run_sync(partial(run, env={**known, **place}))
+        assert (refused.returncode, refused.stdout) == (1, "")
+        assert "`mcp-sandbox token add USER`" in refused.stderr
         assert done.stderr == ""
         said = re.findall(r"print\(.*\)  # (.*)", program)
         assert done.stdout.split() == " ".join(said).split()
