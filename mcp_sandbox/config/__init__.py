@@ -1,7 +1,8 @@
 """What an operator can set, and where each value came from.
 
     sections       every setting with its help, one section per room
-    sources        puts them together and tells what is wrong; `units` reads `512m`, `1h30m`
+    values         kinds of values and how they are checked; `units` reads `512m`, `1h30m`
+    sources        puts settings together and tells what is wrong
     environment    what is read from the process environment
 
 Defaults lie under a YAML file, the file under `MCP_SANDBOX_*` environment variables (sections
@@ -26,7 +27,6 @@ from mcp_sandbox.config.sections import CallsConfig as CallsConfig
 from mcp_sandbox.config.sections import Config as Config
 from mcp_sandbox.config.sections import ConnectorConfig as ConnectorConfig
 from mcp_sandbox.config.sections import DockerConfig as DockerConfig
-from mcp_sandbox.config.sections import Duration as Duration
 from mcp_sandbox.config.sections import E2BConfig as E2BConfig
 from mcp_sandbox.config.sections import EgressConfig as EgressConfig
 from mcp_sandbox.config.sections import FleetConfig as FleetConfig
@@ -40,9 +40,10 @@ from mcp_sandbox.config.sections import RunConfig as RunConfig
 from mcp_sandbox.config.sections import SecretConfig as SecretConfig
 from mcp_sandbox.config.sections import Section as Section
 from mcp_sandbox.config.sections import SessionsConfig as SessionsConfig
-from mcp_sandbox.config.sections import Size as Size
 from mcp_sandbox.config.sections import SkillsConfig as SkillsConfig
 from mcp_sandbox.config.sections import StorageConfig as StorageConfig
 from mcp_sandbox.config.sections import WorkspaceConfig as WorkspaceConfig
 from mcp_sandbox.config.sources import LoadedConfig as LoadedConfig
 from mcp_sandbox.config.sources import load_config as load_config
+from mcp_sandbox.config.values import Duration as Duration
+from mcp_sandbox.config.values import Size as Size

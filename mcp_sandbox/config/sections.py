@@ -1,126 +1,29 @@
 """Frozen models of every setting, one section per room. The help of a setting stands here."""
 
 import re
-from datetime import UTC, datetime
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from cronsim import CronSim, CronSimError
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    PlainSerializer,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, model_validator
 
-from mcp_sandbox.config.environment import PREFIX, default_data_dir, home, variable
-from mcp_sandbox.config.units import (
-    GIB,
-    KIB,
-    MIB,
-    parse_duration,
-    parse_size,
-    show_duration,
-    show_size,
+from mcp_sandbox.config.environment import default_data_dir, variable
+from mcp_sandbox.config.units import GIB, KIB, MIB
+from mcp_sandbox.config.values import (
+    AbsolutePath,
+    Duration,
+    DurationOrZero,
+    Endpoint,
+    Environment,
+    KeySource,
+    OptionalPath,
+    OptionalSource,
+    Proxy,
+    Schedule,
+    ServiceUrl,
+    Size,
+    Source,
+    Variable,
 )
 from mcp_sandbox.models import Limits, Narrow, Network, ProjectAccess
-
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-
-
-def _variable(name: str) -> str:
-    if not _NAME.fullmatch(name) or name.startswith(PREFIX) or name == "HOME":
-        raise ValueError(f"{name!r} cannot be given to a sandbox: use another name")
-    return name
-
-
-def _environment_names(value: dict[str, str]) -> dict[str, str]:
-    for name, text in value.items():
-        _variable(name)
-        if "\0" in text:
-            raise ValueError(f"the value of {name} holds a NUL byte: remove it")
-    return value
-
-
-def _absolute(value: Path) -> Path:
-    if value.parts[:1] == ("~",):
-        value = home().joinpath(*value.parts[1:])
-    if not value.is_absolute():
-        raise ValueError("write an absolute path; only in a file may it be relative, to the file")
-    return value
-
-
-def _proxy(value: str) -> str:
-    found = re.fullmatch(r"http://([\w.-]+|\[[\da-fA-F:]+\]):(\d{1,5})/?", value, re.ASCII)
-    if value and not (found and 0 < int(found[2]) < 1 << 16):
-        raise ValueError("write the proxy as http://HOST:PORT, without a name and password")
-    return value
-
-
-def _source(value: str) -> str:
-    kind, _, rest = value.partition(":")
-    if kind == "file" and rest.strip():
-        return f"file:{_absolute(Path(rest.strip()))}"
-    if kind != "command" or not rest.strip():
-        raise ValueError("write where a secret comes from as file:PATH or command: PROGRAM ARGS")
-    return value
-
-
-def _service(value: str) -> str:
-    here = r"http://(localhost|127\.\d+\.\d+\.\d+|\[::1\])"
-    if not re.fullmatch(rf"(https://[\w.-]+|{here})(:\d{{1,5}})?(/[\w./~-]*)?", value, re.ASCII):
-        raise ValueError(
-            "write the address as https://HOST/PATH, or http:// for this machine alone, without a "
-            "name, password or question"
-        )
-    return value.rstrip("/")
-
-
-def _endpoint(value: str) -> str:
-    if value and not re.fullmatch(
-        r"https?://([\w.-]+|\[[\da-fA-F:]+\])(:\d{1,5})?/?", value, re.ASCII
-    ):
-        raise ValueError("write the object store as https://HOST:PORT, or http:// without TLS")
-    return value.rstrip("/")
-
-
-def _key_source(value: str) -> str:
-    if not value or re.fullmatch(r"env:\w+", value, re.ASCII):
-        return value
-    try:
-        return _source(value)
-    except ValueError as exc:
-        raise ValueError(f"{exc}, or as env:NAME") from None
-
-
-def _schedule(value: str) -> str:
-    try:
-        next(CronSim(value, datetime.now(UTC)))
-    except (CronSimError, StopIteration):
-        raise ValueError("write when as cron does, such as 0 3 * * * for daily at 3") from None
-    return value
-
-
-AbsolutePath = Annotated[Path, AfterValidator(_absolute)]
-OptionalPath = Annotated[AbsolutePath | None, BeforeValidator(lambda value: value or None)]
-Size = Annotated[
-    int, BeforeValidator(parse_size), PlainSerializer(show_size, return_type=str), Field(ge=0)
-]
-_Time = Annotated[
-    float, BeforeValidator(parse_duration), PlainSerializer(show_duration, return_type=str)
-]
-Duration = Annotated[_Time, Field(gt=0, allow_inf_nan=False)]
-DurationOrZero = Annotated[_Time, Field(ge=0, allow_inf_nan=False)]
-Schedule = Annotated[str, AfterValidator(_schedule)]
-# Values may be secrets: what is printed or logged shows names only.
-Environment = Annotated[
-    dict[str, str],
-    AfterValidator(_environment_names),
-    PlainSerializer(lambda value: dict.fromkeys(value, "(hidden)"), when_used="json"),
-]
 
 
 class Section(BaseModel):
@@ -225,15 +128,15 @@ class ProjectConfig(Section):
 class StorageConfig(Section):
     """An object store (S3) that keeps backups of chats: their workspace and home."""
 
-    endpoint: Annotated[str, AfterValidator(_endpoint)] = setting(
+    endpoint: Endpoint = setting(
         "", "address of the object store; empty = S3_ENDPOINT, or no backups if nothing is set here"
     )
     bucket: str = setting("", "its bucket, which must exist")
     region: str = setting("us-east-1", "its region")
-    access_key: Annotated[str, AfterValidator(_key_source)] = setting(
+    access_key: KeySource = setting(
         "", "where the key's name comes from: file:PATH, env:NAME or command: PROGRAM ARGS"
     )
-    secret_key: Annotated[str, AfterValidator(_key_source)] = setting("", "and the key itself")
+    secret_key: KeySource = setting("", "and the key itself")
     prefix: Annotated[str, Field(pattern=r"^([\w-][\w.-]*(/[\w-][\w.-]*)*)?$")] = setting(
         "mcp-sandbox", "what the names of all objects begin with"
     )
@@ -264,7 +167,7 @@ class E2BConfig(Section):
     """Sandboxes of the service E2B, for backend: e2b."""
 
     domain: str = setting("", "where it is; empty = E2B's own cloud")
-    api_key: Annotated[str, AfterValidator(_key_source)] = setting(
+    api_key: KeySource = setting(
         "env:E2B_API_KEY", "where the key comes from: file:PATH, env:NAME or command: PROGRAM ARGS"
     )
     template: str = setting("", "what sandboxes are made from; empty = E2B's own base")
@@ -381,7 +284,7 @@ class EgressConfig(Section):
     ca_bundle: OptionalPath = setting(
         None, "file of further certificate authorities to trust, such as a company's"
     )
-    upstream_proxy: Annotated[str, AfterValidator(_proxy)] = setting(
+    upstream_proxy: Proxy = setting(
         "", "http://HOST:PORT of a proxy by which this machine reaches the network"
     )
 
@@ -389,9 +292,7 @@ class EgressConfig(Section):
 class SecretConfig(Section):
     """A value that stays outside; inside is a placeholder."""
 
-    source: Annotated[str, AfterValidator(_source)] = Field(
-        alias="from", description="file:PATH or command: PROGRAM ARGS"
-    )
+    source: Source = Field(alias="from", description="file:PATH or command: PROGRAM ARGS")
     hosts: tuple[str, ...] = Field(description="hosts that get the value", min_length=1)
     header: str = setting(
         "authorization", "the header of requests in which it goes", pattern=r"^[A-Za-z0-9-]+$"
@@ -402,10 +303,10 @@ class SecretConfig(Section):
 class ConnectorConfig(Section):
     """How a model service is reached; its key stays outside of sandboxes."""
 
-    url: Annotated[str, AfterValidator(_service)] = Field(
+    url: ServiceUrl = Field(
         description="address as programs take it: https://api.anthropic.com, with openai …/v1"
     )
-    key: Annotated[str, AfterValidator(lambda value: value and _source(value))] = setting(
+    key: OptionalSource = setting(
         "", "where the key comes from: file:PATH, of mode 600, or command: PROGRAM ARGS"
     )
     protocol: Literal["anthropic", "openai"] = setting("anthropic", "what the service speaks")
@@ -590,7 +491,7 @@ class Config(Section):
         default_factory=dict[str, str], description="environment variables given to sandboxes"
     )
     egress: EgressConfig = EgressConfig()
-    secrets: dict[Annotated[str, AfterValidator(_variable)], SecretConfig] = Field(
+    secrets: dict[Variable, SecretConfig] = Field(
         default_factory=dict[str, SecretConfig],
         description="values that only requests to their hosts get: "
         "NAME: {from, hosts, header, users}",

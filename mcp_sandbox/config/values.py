@@ -1,0 +1,113 @@
+"""Kinds of values of settings: how each is written, checked, and shown again."""
+
+import re
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+from cronsim import CronSim, CronSimError
+from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer
+
+from mcp_sandbox.config.environment import PREFIX, home
+from mcp_sandbox.config.units import parse_duration, parse_size, show_duration, show_size
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def _variable(name: str) -> str:
+    if not _NAME.fullmatch(name) or name.startswith(PREFIX) or name == "HOME":
+        raise ValueError(f"{name!r} cannot be given to a sandbox: use another name")
+    return name
+
+
+def _environment_names(value: dict[str, str]) -> dict[str, str]:
+    for name, text in value.items():
+        _variable(name)
+        if "\0" in text:
+            raise ValueError(f"the value of {name} holds a NUL byte: remove it")
+    return value
+
+
+def _absolute(value: Path) -> Path:
+    if value.parts[:1] == ("~",):
+        value = home().joinpath(*value.parts[1:])
+    if not value.is_absolute():
+        raise ValueError("write an absolute path; only in a file may it be relative, to the file")
+    return value
+
+
+def _proxy(value: str) -> str:
+    found = re.fullmatch(r"http://([\w.-]+|\[[\da-fA-F:]+\]):(\d{1,5})/?", value, re.ASCII)
+    if value and not (found and 0 < int(found[2]) < 1 << 16):
+        raise ValueError("write the proxy as http://HOST:PORT, without a name and password")
+    return value
+
+
+def _source(value: str) -> str:
+    kind, _, rest = value.partition(":")
+    if kind == "file" and rest.strip():
+        return f"file:{_absolute(Path(rest.strip()))}"
+    if kind != "command" or not rest.strip():
+        raise ValueError("write where a secret comes from as file:PATH or command: PROGRAM ARGS")
+    return value
+
+
+def _service(value: str) -> str:
+    here = r"http://(localhost|127\.\d+\.\d+\.\d+|\[::1\])"
+    if not re.fullmatch(rf"(https://[\w.-]+|{here})(:\d{{1,5}})?(/[\w./~-]*)?", value, re.ASCII):
+        raise ValueError(
+            "write the address as https://HOST/PATH, or http:// for this machine alone, without a "
+            "name, password or question"
+        )
+    return value.rstrip("/")
+
+
+def _endpoint(value: str) -> str:
+    if value and not re.fullmatch(
+        r"https?://([\w.-]+|\[[\da-fA-F:]+\])(:\d{1,5})?/?", value, re.ASCII
+    ):
+        raise ValueError("write the object store as https://HOST:PORT, or http:// without TLS")
+    return value.rstrip("/")
+
+
+def _key_source(value: str) -> str:
+    if not value or re.fullmatch(r"env:\w+", value, re.ASCII):
+        return value
+    try:
+        return _source(value)
+    except ValueError as exc:
+        raise ValueError(f"{exc}, or as env:NAME") from None
+
+
+def _schedule(value: str) -> str:
+    try:
+        next(CronSim(value, datetime.now(UTC)))
+    except (CronSimError, StopIteration):
+        raise ValueError("write when as cron does, such as 0 3 * * * for daily at 3") from None
+    return value
+
+
+AbsolutePath = Annotated[Path, AfterValidator(_absolute)]
+OptionalPath = Annotated[AbsolutePath | None, BeforeValidator(lambda value: value or None)]
+Size = Annotated[
+    int, BeforeValidator(parse_size), PlainSerializer(show_size, return_type=str), Field(ge=0)
+]
+_Time = Annotated[
+    float, BeforeValidator(parse_duration), PlainSerializer(show_duration, return_type=str)
+]
+Duration = Annotated[_Time, Field(gt=0, allow_inf_nan=False)]
+DurationOrZero = Annotated[_Time, Field(ge=0, allow_inf_nan=False)]
+Schedule = Annotated[str, AfterValidator(_schedule)]
+Variable = Annotated[str, AfterValidator(_variable)]
+Proxy = Annotated[str, AfterValidator(_proxy)]
+Source = Annotated[str, AfterValidator(_source)]
+OptionalSource = Annotated[str, AfterValidator(lambda value: value and _source(value))]
+KeySource = Annotated[str, AfterValidator(_key_source)]
+ServiceUrl = Annotated[str, AfterValidator(_service)]
+Endpoint = Annotated[str, AfterValidator(_endpoint)]
+# Values may be secrets: what is printed or logged shows names only.
+Environment = Annotated[
+    dict[str, str],
+    AfterValidator(_environment_names),
+    PlainSerializer(lambda value: dict.fromkeys(value, "(hidden)"), when_used="json"),
+]
