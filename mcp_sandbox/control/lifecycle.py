@@ -11,9 +11,10 @@ for again. What only this API knows of a session is in the record under "control
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, aclosing, suppress
+from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import asdict, dataclass
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 from weakref import WeakValueDictionary
 
@@ -22,7 +23,6 @@ from anyio.abc import TaskGroup
 from anyio.streams.memory import MemoryObjectSendStream
 from fastapi import APIRouter, Depends, FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import Response
 from pydantic import ConfigDict, Field
 from starlette.exceptions import HTTPException
 from starlette.types import Scope
@@ -31,7 +31,7 @@ from mcp_sandbox import __version__
 from mcp_sandbox.agents.executors.direct import Direct
 from mcp_sandbox.agents.run import Agent
 from mcp_sandbox.control import work
-from mcp_sandbox.control.work import Answer, Given, Json, Put, Streamed, line, problem
+from mcp_sandbox.control.work import Answer, Given, Json, Put, Streamed, line
 from mcp_sandbox.errors import Busy, InvalidArgument, NotFound, SandboxError, Unsupported
 from mcp_sandbox.models import ChatId, SessionStatus, Statistics
 from mcp_sandbox.server.identity import CALLER
@@ -137,7 +137,7 @@ OpenAgent = Callable[..., AbstractAsyncContextManager[Agent]]
 
 
 class Control:
-    """What the API does, over the manager of all chats."""
+    """What the routes share: sessions and their states, and who is told of changes."""
 
     def __init__(
         self,
@@ -148,15 +148,12 @@ class Control:
         bridge: "Bridge | None" = None,
     ) -> None:
         """`tasks` make the sandboxes, beside the answers; `bridge` is told which are there."""
-        self.manager = manager
-        self._open_agent = open_agent
-        self._tasks = tasks
-        self._check_access = check_access
-        self._bridge = bridge
+        self.manager, self.check_access, self.open_agent = manager, check_access, open_agent
+        self._tasks, self._bridge = tasks, bridge
         self._chats: dict[tuple[str, str], ChatId] = {}
         self._turns: WeakValueDictionary[ChatId, anyio.Lock] = WeakValueDictionary()
         self._making: dict[ChatId, anyio.Event] = {}
-        self._failed: dict[ChatId, str] = {}
+        self._failures: dict[ChatId, str] = {}
         self._listeners: dict[MemoryObjectSendStream[bytes], str] = {}
 
     async def session(self, scope: Scope, session_id: str) -> Session:
@@ -173,40 +170,13 @@ class Control:
 
     async def find(self, user: str, session_id: str) -> SessionStatus:
         """Return a user's session by its id. Raises NotFound."""
-        chat = await self.chat_named(user, session_id)
+        chat = await self.find_chat(user, session_id)
         found = await (await self.manager()).status(chat) if chat else None
         if found is None:
             raise NotFound(f"there is no session {session_id[:40]!r}: prepare its chat first")
         return found
 
-    async def run_agent(self, user: str, given: Invoke, *, resume: bool) -> Streamed:
-        """Have an assistant work; each line of the answer is JSON, an event or the error."""
-        chat = ChatId(user, given.sandbox_session_id or "local")
-        assistant, project = given.assistant, None
-        if given.sandbox_mode == "cloud":
-            row = await self.find_live(user, given.sandbox_session_id)
-            if given.sandbox_provider not in (None, row.backend):
-                raise InvalidArgument(f"session {row.id} has the provider {row.backend}")
-            chat, assistant = row.chat, assistant or row.assistant
-            project = (await self.describe(row)).project_id
-        asked = {"chatSessionId": chat.chat, "projectId": project}
-        asked |= {"expertIdentifier": assistant} if assistant else {}
-        await self._check_access(chat, Prepare.model_validate(asked))
-        how = {"chat": chat.chat, "user": chat.user, "assistant": assistant}
-        if given.sandbox_mode == "none":
-            how["command"] = Direct.name
-
-        async def make(put: Put) -> None:
-            async with (
-                self._open_agent(**how) as agent,
-                aclosing(agent.stream(given.messages, resume=resume)) as events,
-            ):
-                async for event in events:
-                    await put(line(event={"type": type(event).__name__, **asdict(event)}))
-
-        return Streamed(make, work.LINES)
-
-    async def chat_named(self, user: str, session_id: str) -> ChatId | None:
+    async def find_chat(self, user: str, session_id: str) -> ChatId | None:
         """Return the chat of a user's session; None if there is no such."""
         # A user may choose names of chats until one has the short id of another user's.
         if (user, session_id) not in self._chats:
@@ -214,39 +184,40 @@ class Control:
             self._chats |= {(row.chat.user, row.id): row.chat for row in rows}
         return self._chats.get((user, session_id))
 
-    async def prepare(self, user: str, given: Prepare) -> SandboxSession:
-        """Get or create the session of a chat; its sandbox is made beside."""
-        chat = ChatId(user, given.chat_session_id)
-        spec = await self._check_access(chat, given)
-        manager = await self.manager()
-        # One after the other, for this chat alone: the first has the sandbox made for all.
-        async with self._turns.setdefault(chat, anyio.Lock()):
-            if chat not in self._making:
-                await self._begin(manager, chat, spec, given.project_id)
-        self._chats[chat.user, name_session(chat)] = chat
-        status = await manager.status(chat)
-        assert status  # noqa: S101 - it was just written
-        return await self.describe(status)
+    def take_turn(self, chat: ChatId) -> anyio.Lock:
+        """Return the lock of a chat: one request after the other makes or ends its sandbox."""
+        return self._turns.setdefault(chat, anyio.Lock())
 
-    async def _begin(
-        self, manager: SessionManager, chat: ChatId, spec: AssistantSpec | None, project: str | None
-    ) -> None:
+    async def read_note(self, chat: ChatId) -> Mapping[str, Any]:
+        """Return what this API knows of a session."""
+        return read_control(await (await self.manager()).use_times.records.look(chat))
+
+    async def write_note(self, chat: ChatId, note: Mapping[str, Any]) -> None:
+        times = (await self.manager()).use_times
+        await times.records.keep(chat, CONTROL, lambda _: dict(note), times.clock().wall_s)
+
+    async def make(self, chat: ChatId, spec: AssistantSpec | None, project: str | None) -> None:
+        """Begin to make the sandbox of a chat, unless that is under way. Needs the turn."""
+        self._chats[chat.user, name_session(chat)] = chat
+        if chat in self._making:
+            return
+        manager = await self.manager()
         before, record = await manager.status(chat), await manager.use_times.records.look(chat)
         manager.use_times.note_use(chat)
-        kept, has_lived = read_control(record), bool(record and record.backend)
+        note, has_lived = read_control(record), bool(record and record.backend)
         is_gone = before is None or before.sandbox_id is None
-        is_first = before is None or kept.get("first", False)
+        is_first = before is None or note.get("first", False)
         wanted = {"project": project, "new": has_lived and is_gone, "first": is_first}
         if spec:
             await manager.session(chat, spec)
         # The record is locked while another call or server makes its sandbox or ends it.
-        if kept != wanted:
-            await self._keep(chat, wanted)
+        if note != wanted:
+            await self.write_note(chat, wanted)
         if has_lived and is_gone:
             # What is said of the sandbox before must not be believed.
             await self._publish(name_session(chat), {})
         self._making[chat] = anyio.Event()
-        self._failed.pop(chat, None)
+        self._failures.pop(chat, None)
         self._tasks.start_soon(self._open, chat, has_lived)
 
     async def _open(self, chat: ChatId, had_files: bool) -> None:
@@ -257,11 +228,11 @@ class Control:
                 record = await manager.use_times.records.look(chat)
                 if not had_files and "saved" in read_backup(record):
                     # They came from a backup of another machine.
-                    await self._keep(chat, {**read_control(record), "new": True})
+                    await self.write_note(chat, {**read_control(record), "new": True})
         except SandboxError as exc:
             # The next prepare tries again; the state says why there is none.
             logger.warning("chat %s: its sandbox cannot be made: %s", chat, exc)
-            self._failed[chat] = str(exc)
+            self._failures[chat] = str(exc)
         finally:
             self._making.pop(chat).set()
         try:
@@ -269,25 +240,20 @@ class Control:
         except SandboxError as exc:
             logger.warning("chat %s: what became of it cannot be told: %s", chat, exc)
 
-    async def _publish(self, session_id: str, told: Mapping[str, Any]) -> None:
-        if not self._bridge:
-            return
-        try:
-            if told.get("providerSandboxId"):
-                await self._bridge.put(session_id, {name: told[name] for name in _PUBLISHED})
-            else:
-                await self._bridge.remove(session_id)
-        except SandboxError as exc:
-            logger.warning("session %s: what it is now cannot be published: %s", session_id, exc)
+    async def wait_made(self, row: SessionStatus) -> SessionStatus:
+        """Return what a session is once its sandbox that is being made is there, or cannot be."""
+        if making := self._making.get(row.chat):
+            await making.wait()
+        return await (await self.manager()).status(row.chat) or row
 
     async def announce(self, chat: ChatId) -> SandboxSession | None:
         """Tell all that listen what a session is now, and return it."""
         if (status := await (await self.manager()).status(chat)) is None:
             return None
         described = await self.describe(status)
-        told = Answer[SandboxSession](data=described).model_dump(mode="json")
-        await self._publish(status.id, told["data"])
-        event = b"event: session\ndata: " + line(**told) + b"\n"
+        answer = Answer[SandboxSession](data=described).model_dump(mode="json")
+        await self._publish(status.id, answer["data"])
+        event = b"event: session\ndata: " + line(**answer) + b"\n"
         for listener, user in list(self._listeners.items()):
             if user == chat.user:
                 try:
@@ -296,6 +262,17 @@ class Control:
                     # It reads too slowly: it comes again, and asks for the states.
                     listener.close()
         return described
+
+    async def _publish(self, session_id: str, session: Mapping[str, Any]) -> None:
+        if not self._bridge:
+            return
+        try:
+            if session.get("providerSandboxId"):
+                await self._bridge.put(session_id, {name: session[name] for name in _PUBLISHED})
+            else:
+                await self._bridge.remove(session_id)
+        except SandboxError as exc:
+            logger.warning("session %s: what it is now cannot be published: %s", session_id, exc)
 
     async def listen(self, user: str, put: Put) -> None:
         """Give the events of a user's sessions to `put`, until it is cancelled."""
@@ -310,10 +287,10 @@ class Control:
             del self._listeners[send]
 
     async def describe(self, row: SessionStatus) -> SandboxSession:
-        """Return a session as it is told."""
-        kept = read_control(await (await self.manager()).use_times.records.look(row.chat))
+        """Return a session as a platform sees it."""
+        note = await self.read_note(row.chat)
         state = "warm" if row.state == "starting" else row.state
-        if kept.get("terminated") and row.sandbox_id is None:
+        if note.get("terminated") and row.sandbox_id is None:
             state = "terminated"
         return SandboxSession(
             id=row.id,
@@ -322,67 +299,15 @@ class Control:
             provider=row.backend,
             provider_sandbox_id=row.sandbox_id,
             container_url=row.preview or None,
-            is_new_provision=bool(kept.get("new")),
-            project_id=kept.get("project"),
-            error=self._failed.get(row.chat),
+            is_new_provision=bool(note.get("new")),
+            project_id=note.get("project"),
+            error=self._failures.get(row.chat),
             last_used_at=row.last_used_at,
         )
 
-    async def pause(self, row: SessionStatus) -> Paused:
-        """Pause the sandbox of a session; where that cannot be done, end it. Raises Busy."""
-        manager, row = await self.manager(), await self._settled(row)
-        is_idle = not row.busy
-        try:
-            if is_idle:
-                await manager.pause(row.chat)
-        except Unsupported:
-            is_idle = await manager.stop(row.chat, if_idle=True)
-        if not is_idle:
-            raise Busy(f"a call is under way in session {row.id}: pause it when that has ended")
-        told = await self._changed(row)
-        return Paused(told.status, keeps_processes=told.provider_sandbox_id is not None)
-
-    async def resume(self, row: SessionStatus) -> SandboxSession:
-        """Let a paused sandbox go on; have one made where there is none."""
-        manager = await self.manager()
-        async with self._turns.setdefault(row.chat, anyio.Lock()):
-            is_there = await manager.resume(row.chat) or row.sandbox_id is not None
-            if not is_there and row.chat not in self._making:
-                kept = read_control(await manager.use_times.records.look(row.chat))
-                await self._begin(manager, row.chat, None, kept.get("project"))
-        return await self._changed(row)
-
-    async def terminate(self, row: SessionStatus, *, force: bool = False) -> Terminated:
-        """End the sandbox of a session; its files stay until they are old. Raises Unsaved."""
-        manager = await self.manager()
-        async with self._turns.setdefault(row.chat, anyio.Lock()):
-            await self._settled(row)
-            kept = read_control(await manager.use_times.records.look(row.chat))
-            # Before its end, after which another server may have the chat. It counts from then on.
-            if not kept.get("terminated"):
-                await self._keep(row.chat, {**kept, "terminated": True})
-            await manager.stop(row.chat, force=force)
-        told, found = await self._changed(row), await manager.status(row.chat)
-        return Terminated(told.status, not found.unsaved if found and manager.saving else None)
-
-    async def health(self, row: SessionStatus) -> Health:
-        """Ask the runner of a running sandbox."""
-        described, manager = await self.describe(row), await self.manager()
-        runs = row.state == "running"
-        return Health(described.status, await manager.answers(row.chat) if runs else None)
-
-    async def _settled(self, row: SessionStatus) -> SessionStatus:
-        """Return what a session is once its sandbox that is being made is there, or cannot be."""
-        if making := self._making.get(row.chat):
-            await making.wait()
-        return await (await self.manager()).status(row.chat) or row
-
-    async def _changed(self, row: SessionStatus) -> SandboxSession:
+    async def describe_change(self, row: SessionStatus) -> SandboxSession:
+        """Return what a session has become, and tell all that listen."""
         return await self.announce(row.chat) or await self.describe(row)
-
-    async def _keep(self, chat: ChatId, kept: Mapping[str, Any]) -> None:
-        times = (await self.manager()).use_times
-        await times.records.keep(chat, CONTROL, lambda _: dict(kept), times.clock().wall_s)
 
 
 async def _control(request: Request) -> Control:
@@ -423,7 +348,12 @@ async def prepare(
 
     The sandbox is made beside: `providerSandboxId` is null until it is there.
     """
-    return Answer(data={"sandboxSession": await control.prepare(user, given)})
+    chat = ChatId(user, given.chat_session_id)
+    spec = await control.check_access(chat, given)
+    async with control.take_turn(chat):
+        await control.make(chat, spec, given.project_id)
+    row = await control.find(user, name_session(chat))
+    return Answer(data={"sandboxSession": await control.describe(row)})
 
 
 @lifecycle.post("/agent/invoke", response_class=Streamed, status_code=200)
@@ -433,13 +363,40 @@ async def invoke(control: Steered, user: User, given: Invoke) -> Streamed:
     Each line of the answer is `{"event": …}`, of which the last is a Completion, or `{"error": …}`.
     If the client hangs up, the run ends.
     """
-    return await control.run_agent(user, given, resume=False)
+    return await _run_agent(control, user, given, resume=False)
 
 
 @lifecycle.post("/agent/resume", response_class=Streamed, status_code=200)
 async def go_on(control: Steered, user: User, given: Invoke) -> Streamed:
     """Have an assistant go on with its last conversation in a session; as `invoke`."""
-    return await control.run_agent(user, given, resume=True)
+    return await _run_agent(control, user, given, resume=True)
+
+
+async def _run_agent(control: Control, user: str, given: Invoke, *, resume: bool) -> Streamed:
+    chat = ChatId(user, given.sandbox_session_id or "local")
+    assistant, project = given.assistant, None
+    if given.sandbox_mode == "cloud":
+        row = await control.find_live(user, given.sandbox_session_id)
+        if given.sandbox_provider not in (None, row.backend):
+            raise InvalidArgument(f"session {row.id} has the provider {row.backend}")
+        chat, assistant = row.chat, assistant or row.assistant
+        project = (await control.read_note(chat)).get("project")
+    access = {"chatSessionId": chat.chat, "projectId": project}
+    access |= {"expertIdentifier": assistant} if assistant else {}
+    await control.check_access(chat, Prepare.model_validate(access))
+    command = Direct.name if given.sandbox_mode == "none" else ""
+
+    async def make(put: Put) -> None:
+        async with (
+            control.open_agent(
+                chat=chat.chat, user=chat.user, assistant=assistant, command=command
+            ) as agent,
+            aclosing(agent.stream(given.messages, resume=resume)) as events,
+        ):
+            async for event in events:
+                await put(line(event={"type": type(event).__name__, **asdict(event)}))
+
+    return Streamed(make, work.LINES)
 
 
 @lifecycle.get("/sandbox/by-chat/{chat}")
@@ -458,19 +415,36 @@ async def status(control: Steered, row: Row) -> Answer[SandboxSession]:
 @lifecycle.get("/sandbox/{id}/health")
 async def health(control: Steered, row: Row) -> Answer[Health]:
     """Return whether a running sandbox answers."""
-    return Answer(data=await control.health(row))
+    described, manager = await control.describe(row), await control.manager()
+    runs = row.state == "running"
+    return Answer(data=Health(described.status, await manager.answers(row.chat) if runs else None))
 
 
 @lifecycle.post("/sandbox/{id}/pause")
 async def pause(control: Steered, row: Live) -> Answer[Paused]:
     """Stop all that runs in a sandbox until it is resumed, or used."""
-    return Answer(data=await control.pause(row))
+    manager, row = await control.manager(), await control.wait_made(row)
+    is_idle = not row.busy
+    try:
+        if is_idle:
+            await manager.pause(row.chat)
+    except Unsupported:
+        is_idle = await manager.stop(row.chat, if_idle=True)
+    if not is_idle:
+        raise Busy(f"a call is under way in session {row.id}: pause it when that has ended")
+    paused = await control.describe_change(row)
+    return Answer(data=Paused(paused.status, paused.provider_sandbox_id is not None))
 
 
 @lifecycle.post("/sandbox/{id}/resume")
 async def resume(control: Steered, row: Live) -> Answer[SandboxSession]:
     """Let a paused sandbox go on; make one where there is none."""
-    return Answer(data=await control.resume(row))
+    async with control.take_turn(row.chat):
+        is_there = await (await control.manager()).resume(row.chat) or row.sandbox_id is not None
+        if not is_there:
+            note = await control.read_note(row.chat)
+            await control.make(row.chat, None, note.get("project"))
+    return Answer(data=await control.describe_change(row))
 
 
 @lifecycle.post("/sandbox/{id}/terminate")
@@ -483,7 +457,17 @@ async def terminate(
 
     One that alone holds files which cannot be saved is paused, and the answer is 503.
     """
-    return Answer(data=await control.terminate(row, force=force))
+    manager = await control.manager()
+    async with control.take_turn(row.chat):
+        await control.wait_made(row)
+        note = await control.read_note(row.chat)
+        # Before its end, after which another server may have the chat. It counts from then on.
+        if not note.get("terminated"):
+            await control.write_note(row.chat, {**note, "terminated": True})
+        await manager.stop(row.chat, force=force)
+    ended, found = await control.describe_change(row), await manager.status(row.chat)
+    saved = not found.unsaved if found and manager.saving else None
+    return Answer(data=Terminated(ended.status, saved))
 
 
 @lifecycle.post("/sandbox/{id}/sync")
@@ -524,12 +508,7 @@ async def stats(control: Steered) -> Answer[Statistics]:
 @lifecycle.get("/events", response_class=Streamed, status_code=200)
 async def events(control: Steered, user: User) -> Streamed:
     """Stream each change of the user's sessions, as server-sent events."""
-
-    async def make(put: Put) -> None:
-        with suppress(anyio.ClosedResourceError):
-            await control.listen(user, put)
-
-    return Streamed(make, work.EVENTS)
+    return Streamed(partial(control.listen, user), work.EVENTS)
 
 
 def make_app(control: Control) -> FastAPI:
@@ -546,29 +525,6 @@ def make_app(control: Control) -> FastAPI:
     app.include_router(lifecycle)
     app.include_router(work.work)
     app.state.control = control
-
-    @app.exception_handler(SandboxError)
-    async def tell(_: Request, exc: SandboxError) -> Response:
-        return _problem(problem(exc))
-
-    @app.exception_handler(RequestValidationError)
-    async def tell_field(_: Request, exc: RequestValidationError) -> Response:
-        first = exc.errors()[0]
-        is_json = first["type"] != "json_invalid"
-        field = ".".join(map(str, first["loc"][1:] if is_json else ())) or "the body"
-        told = f"{field}: {first['msg']}"
-        return _problem({"title": "InvalidArgument", "status": 400, "detail": told, "field": field})
-
-    @app.exception_handler(HTTPException)
-    async def tell_http(_: Request, exc: HTTPException) -> Response:
-        told, title = exc.detail, "InvalidArgument"
-        if exc.status_code in (404, 405):
-            told = "there is no such address or method: /api/openapi.json lists them"
-            title = "NotFound"
-        return _problem({"title": title, "status": exc.status_code, "detail": told})
-
+    for kind in (SandboxError, RequestValidationError, HTTPException):
+        app.add_exception_handler(kind, work.answer_problem)
     return app
-
-
-def _problem(told: Mapping[str, object]) -> Response:
-    return Json(told, int(str(told["status"])), media_type="application/problem+json")

@@ -10,15 +10,17 @@ from codecs import getincrementaldecoder
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from functools import partial
-from typing import Annotated, Generic, TypeVar
+from typing import Annotated, Any, Generic, TypeVar
 
 import anyio
 from fastapi import APIRouter, Depends, Query, Request, UploadFile
-from fastapi.responses import JSONResponse, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response, StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic.alias_generators import to_camel
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
-from starlette.types import Receive, Scope, Send
+from starlette.types import Send
 
 from mcp_sandbox import errors
 from mcp_sandbox.errors import InvalidArgument, SandboxError
@@ -55,11 +57,34 @@ _STATUS: Mapping[int, tuple[type[SandboxError], ...]] = {
 }
 
 
-def problem(error: SandboxError) -> dict[str, object]:
+def describe_problem(error: Exception) -> dict[str, Any]:
     """Return an error as a problem document (RFC 9457), whose `title` is its class."""
-    status = next(number for number, kinds in _STATUS.items() if isinstance(error, kinds))
-    said = str(error) or type(error).__doc__
-    return {"title": type(error).__name__, "status": status, "detail": said}
+    title, detail = type(error).__name__, str(error) or type(error).__doc__
+    match error:
+        case RequestValidationError():
+            return _describe_invalid(error)
+        case HTTPException(status_code=404 | 405 as status):
+            detail = "there is no such address or method: /api/openapi.json lists them"
+            title = "NotFound"
+        case HTTPException(status_code=status, detail=detail):
+            title = "InvalidArgument"
+        case _:
+            status = next(number for number, kinds in _STATUS.items() if isinstance(error, kinds))
+    return {"title": title, "status": status, "detail": detail}
+
+
+def _describe_invalid(error: RequestValidationError) -> dict[str, Any]:
+    first = error.errors()[0]
+    place = () if first["type"] == "json_invalid" else first["loc"][1:]
+    field = ".".join(map(str, place)) or "the body"
+    detail = f"{field}: {first['msg']}"
+    return {"title": "InvalidArgument", "status": 400, "detail": detail, "field": field}
+
+
+async def answer_problem(_request: Request, error: Exception) -> Response:
+    """Answer an error by a problem document."""
+    found = describe_problem(error)
+    return Json(found, found["status"], media_type="application/problem+json")
 
 
 class Given(BaseModel):
@@ -95,7 +120,7 @@ class Json(JSONResponse):
         return text.encode("utf-8", "replace")
 
 
-class Command(Given):
+class CommandRequest(Given):
     """A bash command line, or a program and its arguments; as the tool `exec` takes it."""
 
     command: str | list[str] = Field(min_length=1)
@@ -132,7 +157,7 @@ class Share(Given):
     expires_s: float = 3600
 
 
-class Streamed(Response):
+class Streamed(StreamingResponse):
     """A body that is made while it is sent; it ends when its client hangs up.
 
     An error before the first byte is the answer in place of it. After that it is the last line of
@@ -141,17 +166,14 @@ class Streamed(Response):
 
     def __init__(self, make: Callable[[Put], Awaitable[object]], media_type: str) -> None:
         """`make` gives the pieces to its argument."""
-        self._make = make
-        self.status_code, self.background, self.media_type = 200, None, media_type
-        self.init_headers({"x-content-type-options": "nosniff", "cache-control": "no-store"})
-        self._begun = False
-        self._turn = anyio.Lock()
+        headers = {"x-content-type-options": "nosniff", "cache-control": "no-store"}
+        super().__init__((), media_type=media_type, headers=headers)
+        self._make, self._begun, self._turn = make, False, anyio.Lock()
 
-    async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
+    async def stream_response(self, send: Send) -> None:
         put = partial(self._put, send)
         try:
             async with own_tasks() as tasks:
-                tasks.start_soon(_hung_up, receive, tasks.cancel_scope)
                 tasks.start_soon(self._stay_alive, put)
                 await self._make(put)
         except SandboxError as exc:
@@ -160,7 +182,7 @@ class Streamed(Response):
             logger.info("an answer was cut short: %s", exc)
             if self.media_type != LINES:
                 return
-            await put(line(error=problem(exc)))
+            await put(line(error=describe_problem(exc)))
         await put(b"", more=False)
 
     async def _put(self, send: Send, data: bytes, *, more: bool = True) -> None:
@@ -180,12 +202,6 @@ class Streamed(Response):
             await put(alive)
 
 
-async def _hung_up(receive: Receive, scope: anyio.CancelScope) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    scope.cancel()
-
-
 async def _session(request: Request, id: str) -> Session:  # noqa: A002 - its name in the path
     found: Session = await request.app.state.control.session(request.scope, id)
     return found
@@ -201,7 +217,7 @@ def line(**told: object) -> bytes:
 
 
 @work.post("/exec", response_class=Streamed, status_code=200)
-async def run_command(here: Here, given: Command) -> Streamed:
+async def run_command(here: Here, given: CommandRequest) -> Streamed:
     """Run a command; each line of the answer is JSON.
 
     `{"output": {"stream", "text"}}` as it is printed, with gaps if the client is slow; the last

@@ -16,5 +16,6 @@ def anyio_backend() -> str:
 async def served(
     tmp_path_factory: pytest.TempPathFactory, anyio_backend: str
 ) -> AsyncGenerator[Platform]:
-    async with platform(tmp_path_factory.mktemp("served")) as found:
+    # For as long as the tests of a module take.
+    async with platform(tmp_path_factory.mktemp("served"), limit_s=600) as found:
         yield found

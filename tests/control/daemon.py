@@ -59,17 +59,20 @@ async def token(where: Place, user: str, scope: TokenScope) -> str:
 
 @asynccontextmanager
 async def platform(
-    tmp_path: Path, backend: str = "unsafe-local", more: Mapping[str, str] | None = None
+    tmp_path: Path,
+    backend: str = "unsafe-local",
+    more: Mapping[str, str] | None = None,
+    limit_s: float = 50,
 ) -> AsyncGenerator[Platform]:
     where = place(tmp_path, backend, {"MCP_SANDBOX_CONTROL__ENABLED": "true", **(more or {})})
-    async with serving(where) as found:
+    async with serving(where, limit_s) as found:
         yield found
 
 
 @asynccontextmanager
-async def serving(where: Place) -> AsyncGenerator[Platform]:
+async def serving(where: Place, limit_s: float = 50) -> AsyncGenerator[Platform]:
     secret = await token(where, "ada", "control")
-    async with running(where, "--http", "127.0.0.1:0") as daemon:
+    async with running(where, "--http", "127.0.0.1:0", limit_s=limit_s) as daemon:
         await daemon.noted("MCP over HTTP at ")
         url = daemon.log.partition("MCP over HTTP at ")[2].split()[0].removesuffix("/mcp")
         headers = {"authorization": f"Bearer {secret}"}

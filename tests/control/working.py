@@ -11,13 +11,12 @@ from typing import Any
 import anyio
 import httpx2
 import uvicorn
-from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse
+from fastapi import FastAPI
 from starlette.types import Scope
 
 from mcp_sandbox.app.chats import open_manager
 from mcp_sandbox.config import Config
-from mcp_sandbox.control.work import Json, problem, work
+from mcp_sandbox.control.work import answer_problem, work
 from mcp_sandbox.errors import SandboxError
 from mcp_sandbox.models import ChatId
 from mcp_sandbox.sessions.manager import SessionManager
@@ -50,10 +49,7 @@ async def working(data: Path, **settings: Any) -> AsyncGenerator[Working]:
     app = FastAPI()
     app.include_router(work)
 
-    @app.exception_handler(SandboxError)
-    async def tell(_: Request, exc: SandboxError) -> JSONResponse:
-        return Json(problem(exc), int(str(problem(exc)["status"])))
-
+    app.add_exception_handler(SandboxError, answer_problem)
     given = {"policy": {"profile": "off"}, **settings}
     config = Config.model_validate({"data_dir": data, "backend": "unsafe-local", **given})
     with anyio.fail_after(50):
