@@ -69,7 +69,7 @@ async def _find_chat(control: Control, scope: Scope, body: bytes) -> ChatId | No
         if path.endswith(("/prepare", "/prepare-invoke")):
             return ChatId(user, json.loads(body)["chatSessionId"])
         if path.startswith("/api/agent/"):
-            return await control.find_chat(user, json.loads(body)["sandboxSessionId"])
+            return await control.find_chat(user, json.loads(body)["sandbox_session_id"])
         if found := _ABOUT.fullmatch(path):
             named = found["chat"]
             return ChatId(user, named) if named else await control.find_chat(user, found["id"])

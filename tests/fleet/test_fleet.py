@@ -124,6 +124,8 @@ async def test_a_token_counts_on_both_servers(two: Fleet) -> None:
     tokens.write_text('{"tokens": []}')
     try:
         assert (await two.b.ask("GET", f"sandbox/{session['id']}/status")).status_code == 401
+        run = {"messages": [{}], "sandbox_session_id": session["id"]}
+        assert (await two.b.ask("POST", "agent/invoke", json=run)).status_code == 401
     finally:
         tokens.write_text(known)
     assert (await two.b.ask("GET", f"sandbox/{session['id']}/status")).status_code == 200
