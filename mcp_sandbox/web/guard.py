@@ -191,26 +191,17 @@ class HttpGuard:
                 raise refuse_over_limit(
                     f"{settings.requests_per_user} requests of this user are open", 1
                 )
-            known = {
-                **scope,
-                **({CALLER: Caller(user, None)} if control else _known_as(user, headers)),
-            }
-            if control and scope["path"].endswith(_FILES):
-                entry = OpenRequest(send, grant.token_id or None, is_stream=False)
-                await self.in_flight.serve(entry, control, known, receive)
-                return
-            body = await self._body(Request(scope, receive), carry, any_kind=control is not None)
-            self._rate.charge(user, len(body))
+            caller = {CALLER: Caller(user, None)} if control else _known_as(user, headers)
+            entry = OpenRequest(send, grant.token_id or None, _is_stream(scope, headers))
             app = control or self.app
-            is_stream = (
-                scope["path"] == f"{CONTROL}events"
-                if control
-                else scope["method"] == "GET" or headers.get("mcp-method") == "subscriptions/listen"
-            )
-            entry = OpenRequest(send, grant.token_id or None, is_stream)
-            if control is None and _is_legacy(headers):
-                app = partial(self._serve_legacy, entry, body)
-            await self.in_flight.serve(entry, app, known, replay_body(body, receive))
+            if not (control and scope["path"].endswith(_FILES)):
+                request = Request(scope, receive)
+                body = await self._body(request, carry, any_kind=control is not None)
+                self._rate.charge(user, len(body))
+                receive = replay_body(body, receive)
+                if control is None and _is_legacy(headers):
+                    app = partial(self._serve_legacy, entry, body)
+            await self.in_flight.serve(entry, app, {**scope, **caller}, receive)
 
     async def _serve_legacy(
         self, entry: OpenRequest, body: bytes, scope: Scope, receive: Receive, send: Send
@@ -306,6 +297,12 @@ def _known_as(user: str, headers: Headers) -> dict[str, object]:
     # The SDK gives a session only to the principal that opened it.
     principal = AuthenticatedUser(AccessToken(token="", client_id=user, scopes=[]))
     return {CALLER: Caller(user, chat), "user": principal}
+
+
+def _is_stream(scope: Scope, headers: Headers) -> bool:
+    if scope["path"] == PATH:
+        return scope["method"] == "GET" or headers.get("mcp-method") == "subscriptions/listen"
+    return scope["path"] == f"{CONTROL}events"
 
 
 def _is_legacy(headers: Headers) -> bool:

@@ -121,6 +121,26 @@ async def test_an_upload_that_breaks_off_leaves_the_file_as_it_was(tmp_path: Pat
         assert await api.stdout("cat kept; ls -A | grep -v '^[.]mcp'") == "oldkept\n"
 
 
+async def test_a_client_that_stands_still_is_waited_for_no_longer_than_a_minute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mcp_sandbox.control.work._STALLED_S", 0.3)
+    head = "{} /api/sandbox/work/files?path={} HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n"
+    async with working(tmp_path) as api:
+        await api.exec("echo old > kept; truncate -s 1G big")
+        port = int(api.url.rpartition(":")[2])
+        async with await anyio.connect_tcp("127.0.0.1", port) as client:
+            await client.send(head.format("PUT", "kept", 10).encode() + b"new")
+            assert b"nothing of the file came for 0.3 s" in await client.receive()
+        async with await anyio.connect_tcp("127.0.0.1", port) as client:
+            await client.send(head.format("GET", "big", 0).encode())
+            while api.manager.statistics().busy == 0:
+                await anyio.sleep(0.01)
+            while api.manager.statistics().busy:
+                await anyio.sleep(0.01)
+        assert await api.stdout("cat kept; ls -A | grep -v '^[.]mcp'") == "old\nbig\nkept\n"
+
+
 async def test_a_file_whose_sandbox_ends_is_not_taken_for_whole(tmp_path: Path) -> None:
     async with working(tmp_path) as api:
         await api.exec("truncate -s 4G big")
