@@ -8,7 +8,8 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager, nullcontext, suppress
 from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, cast
 
 import anyio
 from anyio import to_thread
@@ -77,14 +78,10 @@ async def _find_chat(control: Control, scope: Scope, body: bytes) -> ChatId | No
 
 
 def _load_hook(place: str) -> _Hook | None:
-    if not place:
-        return None
-    module, _, name = place.partition(":")
     try:
-        found: _Hook = getattr(import_module(module), name)
+        return cast("_Hook", resolve_name(place)) if place else None
     except (ImportError, AttributeError) as exc:
         raise ConfigError(f"control.access_check: {place} cannot be used: {exc}") from exc
-    return found
 
 
 async def _check_access(

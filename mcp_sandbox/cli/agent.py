@@ -74,37 +74,30 @@ def check(
     assistant: Annotated[str, typer.Argument(metavar="[ASSISTANT]")] = "",
     connector: Connector = "",
     as_json: AsJson = False,
-    socket: Socket = None,
 ) -> None:
     """Try whether an agent has all that it needs: program, model service, tools of the host."""
-    how: JsonObject = {"assistant": assistant, "connector": connector, "chat": "check"}
-    path = socket_path(socket)
-    try:
-        found = ask_daemon(path, "agent", on_event=_show, check=True, size=0, **how)
-    except NoDaemon:
-        # For a check none is started, which would stay.
-        found = anyio.run(_check_here, how)
+    found = anyio.run(_check, assistant, connector)
     lines = (f"{name:<10} {printable(each)}" for name, each in found.items())
     tell(found, "\n".join(lines), as_json=as_json)
 
 
-async def _check_here(how: JsonObject) -> JsonObject:
+async def _check(assistant: str, connector: str) -> Mapping[str, str]:
     from mcp_sandbox.app.agents import open_agent
 
-    async with open_agent(**how) as agent:
+    async with open_agent(assistant, "check", connector=connector) as agent:
         return await agent.check()
 
 
 def _talk(
     path: Path | None, show: Callable[[JsonObject], None], prompt: str, how: JsonObject
-) -> JsonObject:
-    """Return what the daemon, which is started if need be, says in the end."""
+) -> None:
+    """Have the daemon, which is started if need be, do it, and show what it tells."""
     place = DaemonAddress({"socket": str(socket_path(path))}, __version__)
     data = prompt.encode(errors="replace")
     try:
         reach_daemon(place).close()
         how = {**how, "size": len(data)}
-        return ask_daemon(Path(place.socket), "agent", on_event=show, data=data, **how)
+        ask_daemon(Path(place.socket), "agent", on_event=show, data=data, **how)
     except DaemonUnavailable as exc:
         raise NoDaemon(str(exc)) from exc
     except NoDaemon as exc:

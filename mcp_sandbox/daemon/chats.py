@@ -284,7 +284,7 @@ async def run_agent(
     arguments: JsonObject,
     connection: TimedStream,
 ) -> None:
-    """Have an agent do what a prompt of `size` bytes says, or `check` what it has.
+    """Have an agent do what a prompt of `size` bytes says.
 
     `opening` opens one as `open_agent` does. It ends when the client hangs up. Raises TooLarge.
     """
@@ -295,12 +295,8 @@ async def run_agent(
     async with while_connected(connection):
         try:
             async with opening(**given) as agent:
-                result: JsonObject = {}
-                if arguments.get("check"):
-                    result = await agent.check()
-                else:
-                    await _run(agent, prompt, bool(arguments.get("resume")), connection)
-            await connection.tell({"result": result})
+                await _run(agent, prompt, bool(arguments.get("resume")), connection)
+            await connection.tell({"result": {}})
         except SandboxError as exc:
             await connection.tell({"error": str(exc)})
 

@@ -300,9 +300,9 @@ def _known_as(user: str, headers: Headers) -> dict[str, object]:
 
 
 def _is_stream(scope: Scope, headers: Headers) -> bool:
-    if scope["path"] == PATH:
-        return scope["method"] == "GET" or headers.get("mcp-method") == "subscriptions/listen"
-    return scope["path"] == f"{CONTROL}events"
+    if scope["path"] != PATH:
+        return bool(scope["path"] == f"{CONTROL}events")
+    return scope["method"] == "GET" or headers.get("mcp-method") == "subscriptions/listen"
 
 
 def _is_legacy(headers: Headers) -> bool:

@@ -198,7 +198,7 @@ async def test_a_run_dies_with_the_daemon_and_is_gone_on_with(where: Place) -> N
 
 async def test_a_check_starts_no_daemon(where: Place) -> None:
     await command(where, "shutdown")
-    done = await command(where, "agent check", "adder")
+    done = await command(where, "agent check", "adder", asks=False)
     assert (done.code, done.out) == (1, "")
     # It was asked for its version, which it does not know.
     assert "['claude', '--version']" in done.err
