@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
-from typing import Protocol
 
 import anyio
 from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
@@ -38,6 +37,7 @@ from mcp_sandbox.web.in_flight import (
     refuse_over_limit,
     replay_body,
 )
+from mcp_sandbox.web.tokens import Tokens
 
 logger = logging.getLogger(__name__)
 
@@ -48,14 +48,6 @@ _USER_HEADER = "mcp-sandbox-user"
 _SESSION_HEADER = "mcp-session-id"
 _SESSION_ID = re.compile(r"[0-9a-f]{32}")
 _HOST = re.compile(r"([a-z0-9_][a-z0-9._-]{0,252}|\[[0-9a-f:.]{2,45}\])(:[0-9]{1,5})?")
-
-
-class TokenBook(Protocol):
-    """Where tokens are looked up, anew for every request."""
-
-    async def find(self, secret: str) -> TokenGrant | None: ...
-
-    async def still_valid(self, token_id: str) -> bool: ...
 
 
 def _allowed_names(listens_on: str, allowed: Iterable[str]) -> frozenset[str]:
@@ -84,7 +76,7 @@ class HttpGuard:
     app: ASGIApp
     settings: HttpConfig
     listens_on: str
-    tokens: TokenBook
+    tokens: Tokens
     anonymous: bool
     metrics: Callable[[], bytes]
     control: ASGIApp | None = None

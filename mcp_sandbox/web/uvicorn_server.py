@@ -21,8 +21,9 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from mcp_sandbox.config import HttpConfig
 from mcp_sandbox.errors import ConfigError
 from mcp_sandbox.server.server import SandboxServer
-from mcp_sandbox.web.guard import PATH, HttpGuard, TokenBook
+from mcp_sandbox.web.guard import PATH, HttpGuard
 from mcp_sandbox.web.in_flight import UserSessions
+from mcp_sandbox.web.tokens import Tokens
 
 if TYPE_CHECKING:
     # Loaded only by servers that share chats.
@@ -172,7 +173,7 @@ async def open_http(  # noqa: PLR0913 - what is handed to the guard
     listener: TcpListener,
     settings: HttpConfig,
     *,
-    tokens: TokenBook,
+    tokens: Tokens,
     anonymous: bool,
     metrics: Callable[[], bytes],
     control: ASGIApp | None = None,
