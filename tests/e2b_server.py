@@ -180,6 +180,10 @@ class Service:
     async def timeout(self, request: Request) -> Response:
         return Response(status_code=204 if self.found(request) else 404)
 
+    async def look(self, request: Request) -> Response:
+        machine = self.found(request)
+        return JSONResponse(machine.listed()) if machine else _refusal(404)
+
     async def kill(self, request: Request) -> Response:
         machine = self.machines.pop(request.path_params["id"], None)
         if machine is None:
@@ -346,6 +350,7 @@ def application(service: Service) -> Starlette:
             route("POST", "/v2/sandboxes/{id}/connect", service.connect),
             route("POST", "/sandboxes/{id}/pause", service.pause),
             route("POST", "/sandboxes/{id}/timeout", service.timeout),
+            route("GET", "/sandboxes/{id}", service.look),
             route("DELETE", "/sandboxes/{id}", service.kill),
             Route("/fault", service.set_fault, methods=["POST"]),
             Route("/health", service.health),

@@ -69,7 +69,7 @@ async def fail(
 
 @pytest.mark.parametrize(
     ("status", "said"),
-    [(429, "too many requests"), (500, "could not make"), (503, "could not make")],
+    [(429, "too many requests"), (500, "could not list"), (503, "could not list")],
 )
 async def test_a_service_that_refuses_is_told_and_asked_again_by_the_next_call(
     url: str, manager: SessionManager, status: int, said: str
@@ -114,8 +114,7 @@ async def test_one_that_e2b_has_ended_is_told_and_its_files_come_from_the_backup
     await manager.backups.save(CHAT)
     async with open_backend("e2b", config) as backend:
         (info,) = await backend.running()
-        client, name = backend._client, await to_thread.run_sync(backend._name, info.id)  # type: ignore[attr-defined]
-        await client.kill(name)
+        await backend.destroy(info.id)
         with pytest.raises(SandboxGone, match="E2B has ended"):
             await backend.attach(info.id)
     with anyio.fail_after(50):
@@ -133,8 +132,7 @@ async def test_one_whose_time_is_over_was_paused_and_goes_on_where_it_was(
 ) -> None:
     async with open_backend("e2b", config) as backend:
         (info,) = await backend.running()
-        name = await to_thread.run_sync(backend._name, info.id)  # type: ignore[attr-defined]
-        await backend._client.pause(name)  # type: ignore[attr-defined]
+        await backend._client.pause(info.id)  # type: ignore[attr-defined]
         assert [each.state for each in await backend.running()] == ["paused"]
     with anyio.fail_after(50):
         while True:
@@ -176,11 +174,18 @@ async def test_one_that_cannot_be_reached_for_a_moment_is_not_taken_for_gone(
     assert (await session.exec("cat file")).stdout == "kept\n"
 
 
-async def test_what_a_killed_server_has_left_half_made_is_ended(config: Config) -> None:
-    async with open_backend("e2b", config) as backend:
-        await backend._client.create("", backend._metadata, online=False)  # type: ignore[attr-defined]
-        assert not await backend.running()
-        assert not await backend._client.list(backend._metadata)  # type: ignore[attr-defined]
+@pytest.mark.parametrize("by", ["a call", "gc"])
+async def test_what_a_killed_server_has_left_half_made_is_ended(config: Config, by: str) -> None:
+    async with open_backend("e2b", config) as backend, open_manager(config) as manager:
+        labels = {"user": CHAT.user, "chat": CHAT.chat}
+        noted = {**labels, **backend._own}  # type: ignore[attr-defined]
+        await backend._client.create("base", noted, online=False)  # type: ignore[attr-defined]
+        (left,) = await backend.running()
+        if by == "gc":
+            await manager.collect()
+        else:
+            await (await manager.session(CHAT)).exec("true")
+        assert left.id not in [info.id for info in await backend.running()]
 
 
 async def test_a_pause_keeps_processes(manager: SessionManager, session: Session) -> None:
@@ -207,8 +212,7 @@ async def test_its_end_is_put_off_while_it_is_held(
     async with open_backend("e2b", config) as backend:
         async with made(backend, SandboxSpec(())) as sandbox, connected(sandbox) as runtime:
             await runtime.exec("true")
-            name = sandbox.box.name  # type: ignore[attr-defined]
-            assert f"POST /sandboxes/{name}/timeout" in await fail(url)
+            assert f"POST /sandboxes/{sandbox.id}/timeout" in await fail(url)
 
 
 async def test_it_says_what_holds(session: Session) -> None:

@@ -1,4 +1,8 @@
-"""The e2b backend: a sandbox is a virtual machine of E2B with our runner in it."""
+"""The e2b backend: a sandbox is a virtual machine of E2B with our runner in it.
+
+What is known of one is in its metadata and in files of its root: any server with the account's key
+can find it. One without a start file is what a server that was killed while it made it has left.
+"""
 
 import hashlib
 import io
@@ -14,7 +18,7 @@ from anyio import to_thread
 from anyio.abc import ByteStream
 
 from mcp_sandbox import models
-from mcp_sandbox.backends.e2b.client import ID, Box, Client
+from mcp_sandbox.backends.e2b.client import Box, Client
 from mcp_sandbox.backends.runner_copy import (
     GITCONFIG,
     MAIN,
@@ -24,23 +28,18 @@ from mcp_sandbox.backends.runner_copy import (
     runner_digest,
     runner_sources,
 )
-from mcp_sandbox.backends.sandbox_records import (
-    SandboxRecord,
-    SandboxRecords,
-    make_gone_error,
-    new_id,
-)
+from mcp_sandbox.backends.sandbox_records import make_gone_error
 from mcp_sandbox.config import E2BConfig
-from mcp_sandbox.durable import write_file
 from mcp_sandbox.errors import BackendUnavailable, SandboxGone
 
+# Keys of its metadata, beside those of its labels.
+_INSTANCE, _MADE_FROM, _NETWORK = "mcp-sandbox", "mcp-sandbox-template", "mcp-sandbox-network"
 _ARCHIVE, _PLACE = f"{models.OURS}/runner.tgz", "/run/mcp-sandbox"
 _SOCKET, _TOKEN = f"{_PLACE}/runner.sock", f"{_PLACE}/token"
+_START, _SECRET = f"{models.OURS}/start", f"{models.OURS}/secret"
 _RELAY = f"exec python3 -I -S {models.RELAY} --lines --announce {_SOCKET} 5"
 _HOME = "/home/sandbox"
 _PATH = f"{_HOME}/.local/bin:/usr/local/bin:/usr/bin:/bin"
-# Files of its record.
-_NAME, _START_FILE = "e2b", "start"
 # A user without rights, as everywhere: E2B's own may become root.
 _SETUP = f"""set -e
 tar -xzf {_ARCHIVE} -C {models.OURS}
@@ -50,13 +49,16 @@ grep -q '^sandbox:' /etc/passwd || {{
   echo 'sandbox:x:10001:' >>/etc/group
 }}
 chown 10001:10001 /workspace {_HOME} /opt/skills
+(umask 077; od -An -vtx1 -N32 /dev/urandom | tr -d ' \\n' >{_SECRET})
 """
 # The number may be another program's by now.
 _RUNS = f"grep -qx unshare /proc/$(cat {_PLACE}/pid)/comm"
 # The runner is pid 1 of a namespace of its own: code can neither end it nor look into it. When
-# it has made its socket, the folder of that is closed.
-_START = f"""set -e
-rm -f {_SOCKET}; chown 10001:10001 {_PLACE} {_TOKEN}; chmod 700 {_PLACE}; cd /workspace
+# it has made its socket, the folder of that is closed. It takes the token away before it runs
+# anything.
+_PROGRAM = f"""set -e
+mkdir -p {_PLACE}; rm -f {_SOCKET}; cp {_SECRET} {_TOKEN}
+chown 10001:10001 {_PLACE} {_TOKEN}; chmod 700 {_PLACE}; cd /workspace
 setsid unshare --pid --fork --kill-child --mount-proc setpriv --reuid=10001 --regid=10001 \\
   --clear-groups --no-new-privs --inh-caps=-all --bounding-set=-all \\
   env -i %s python3 {models.OURS}/{MAIN} </dev/null >{models.OURS}/log 2>&1 &
@@ -64,6 +66,10 @@ echo $! >{_PLACE}/pid
 for _ in $(seq 200); do [ ! -S {_SOCKET} ] || break; sleep 0.05; done
 [ -S {_SOCKET} ] || {{ cat {models.OURS}/log >&2; exit 1; }}
 chown root:root {_PLACE}; chmod 711 {_PLACE}
+"""
+_BEGIN = f"""[ -e {_START} ] || exit 0
+{_RUNS} || sh {_START} || exit 1
+cat {_SECRET}
 """
 
 
@@ -85,13 +91,13 @@ class E2BSandbox:
             raise SandboxGone(str(exc)) from exc
 
     async def pause(self) -> bool:
-        await self.client.pause(self.box.name)
+        await self.client.pause(self.id)
         return True
 
     async def ending(self, *, within_s: float = 0.0) -> models.Ending | None:  # noqa: ARG002
         """Return "lost" if E2B does not know it any more, "ended" if only its runner has ended."""
         try:
-            await (await self.client.connect(self.box.name)).run(_RUNS)
+            await (await self.client.connect(self.id)).run(_RUNS)
         except SandboxGone:
             return "lost"
         except BackendUnavailable:
@@ -100,7 +106,7 @@ class E2BSandbox:
 
 
 class E2BBackend:
-    """Makes sandboxes by E2B; their tokens and labels are kept in the data root."""
+    """Makes sandboxes by E2B; those of one data root have the same metadata."""
 
     name: models.BackendName = "e2b"
     holds_files, keeps_paused_files = True, False
@@ -109,102 +115,65 @@ class E2BBackend:
         self, settings: E2BConfig, data_root: Path, key: Callable[[], Awaitable[str]]
     ) -> None:
         """`key` returns the key of the account; it may raise BackendUnavailable."""
-        self._settings = settings
+        self._template = settings.template or "base"
         self._client = Client(settings.domain, settings.timeout, key)
-        self._records = SandboxRecords(data_root, self.name)
         place = f"{socket.gethostname()}:{data_root}".encode()
-        self._metadata = {"mcp-sandbox": hashlib.sha256(place).hexdigest()[:16]}
+        self._own = {_INSTANCE: hashlib.sha256(place).hexdigest()[:16]}
 
     async def probe(self) -> str:
-        found = await self._client.list(self._metadata)
+        found = await self._client.list(self._own)
         return f"E2B answers; {len(found)} sandboxes of this server are there"
 
     async def origin(self, image: str = "") -> str:
-        digest = await to_thread.run_sync(runner_digest)
-        return f"{image or self._settings.template or 'base'} {digest}"
+        return f"{image or self._template} {await to_thread.run_sync(runner_digest)}"
 
     async def create(self, spec: models.SandboxSpec) -> E2BSandbox:
         if spec.mounts:
             raise BackendUnavailable("a sandbox of E2B cannot show folders of this machine")
-        sandbox_id, template = new_id(), spec.image or self._settings.template
+        template = spec.image or self._template
+        noted = {**spec.labels, **self._own, _MADE_FROM: template, _NETWORK: spec.network}
+        box = await self._client.create(template, noted, online=spec.network == "open")
         try:
-            record, token = await to_thread.run_sync(self._remember, sandbox_id, spec, template)
-            told = self._metadata | {ID: sandbox_id}
-            told |= {name: spec.labels[name] for name in ("user", "chat") if name in spec.labels}
-            box = await self._client.create(template, told, online=spec.network == "open")
-            noted = self._records.directory(sandbox_id) / _NAME
-            await to_thread.run_sync(write_file, noted, box.name.encode())
             await box.write(_ARCHIVE, await to_thread.run_sync(_pack_runner))
             await box.run(_SETUP)
-            return await self._begin(sandbox_id, record, token, box)
+            await box.write(_START, (_PROGRAM % shlex.join(_variables(spec))).encode())
+            return await self._begin(box)
         except BaseException:
             with anyio.CancelScope(shield=True):
-                await self.destroy(sandbox_id)
+                await self.destroy(box.id)
             raise
 
     async def attach(self, sandbox_id: models.SandboxId) -> E2BSandbox:
-        record, token = await to_thread.run_sync(self._records.known, sandbox_id)
-        name = await to_thread.run_sync(self._name, sandbox_id)
-        if not name:
-            raise make_gone_error(sandbox_id)
-        box = await self._client.connect(name)
+        return await self._begin(await self._client.connect(sandbox_id))
+
+    async def _begin(self, box: Box) -> E2BSandbox:
+        """Start the runner unless it runs."""
         try:
-            return await self._begin(sandbox_id, record, token, box)
+            secret = await box.run(_BEGIN)
         except SandboxGone as exc:
             # E2B has it: its proxy may be late in knowing that. It holds files, and must not go.
             raise BackendUnavailable(f"{exc}; call again in a moment") from exc
+        if not secret:
+            raise make_gone_error(box.id)
+        token, facts = bytes.fromhex(secret), _facts(box.metadata)
+        return E2BSandbox(box.id, token, facts, _labels(box.metadata), box, self._client)
 
-    async def _begin(
-        self, sandbox_id: models.SandboxId, record: SandboxRecord, token: bytes, box: Box
-    ) -> E2BSandbox:
-        """Start the runner unless it runs."""
-        if record.facts is None:
-            raise make_gone_error(sandbox_id)
-        try:
-            await box.run(_RUNS)
-        except BackendUnavailable:
-            # The runner takes the file away before it runs anything.
-            await box.write(_TOKEN, token.hex().encode())
-            start = self._records.directory(sandbox_id) / _START_FILE
-            await box.run(await to_thread.run_sync(start.read_text))
-        return E2BSandbox(sandbox_id, token, record.facts, record.labels, box, self._client)
-
-    async def relabel(self, sandbox_id: models.SandboxId, labels: Mapping[str, str]) -> None:
-        await to_thread.run_sync(self._records.relabel, sandbox_id, labels)
+    async def relabel(self, sandbox_id: models.SandboxId, labels: Mapping[str, str]) -> None:  # noqa: ARG002
+        """Raise BackendUnavailable: only a pool needs it, and what holds files has none."""
+        raise BackendUnavailable("E2B changes no metadata of a sandbox")
 
     async def running(self) -> Sequence[models.SandboxInfo]:
-        found: list[models.SandboxInfo] = []
-        listed = await self._client.list(self._metadata)
-        # In this order: what is made meanwhile has its record first, and is not listed.
-        records = await to_thread.run_sync(self._records.all)
-        for name, (sandbox_id, state) in listed.items():
-            if sandbox_id in records:
-                found.append(models.SandboxInfo(sandbox_id, records[sandbox_id].labels, state))
-            else:
-                # A server was killed while it made or ended this one.
-                await self._client.kill(name)
-        return found
+        return [
+            models.SandboxInfo(sandbox_id, _labels(metadata), state)
+            for sandbox_id, metadata, state in await self._client.list(self._own)
+        ]
 
     async def destroy(self, sandbox_id: models.SandboxId) -> None:
-        if await to_thread.run_sync(self._records.find, sandbox_id):
-            if name := await to_thread.run_sync(self._name, sandbox_id):
-                await self._client.kill(name)
-            await to_thread.run_sync(self._records.forget, sandbox_id)
+        await self._client.kill(sandbox_id)
 
-    def _remember(
-        self, sandbox_id: models.SandboxId, spec: models.SandboxSpec, template: str
-    ) -> tuple[SandboxRecord, bytes]:
-        facts = _facts(template, online=spec.network == "open")
-        record = SandboxRecord(self.name, labels=dict(spec.labels), facts=facts)
-        token = self._records.open(sandbox_id, record)
-        start = _START % shlex.join(_variables(spec))
-        write_file(self._records.directory(sandbox_id) / _START_FILE, start.encode())
-        return record, token
 
-    def _name(self, sandbox_id: models.SandboxId) -> str:
-        """Return what E2B calls it; "" if that is not known."""
-        file = self._records.directory(sandbox_id) / _NAME
-        return file.read_text() if file.exists() else ""
+def _labels(metadata: Mapping[str, str]) -> Mapping[str, str]:
+    return {key: each for key, each in metadata.items() if not key.startswith(_INSTANCE)}
 
 
 def _variables(spec: models.SandboxSpec) -> list[str]:
@@ -230,12 +199,13 @@ def _pack_runner() -> bytes:
     return packed.getvalue()
 
 
-def _facts(template: str, *, online: bool) -> models.SandboxFacts:
+def _facts(metadata: Mapping[str, str]) -> models.SandboxFacts:
     limits = {"memory": "the template's", "cpus": "the template's", "disk": "the template's"}
+    is_open = metadata.get(_NETWORK) == "open"
     return models.SandboxFacts(
         "e2b",
-        template or "base",
+        metadata.get(_MADE_FROM, ""),
         "E2B's: a virtual machine, as E2B says; nothing of it was verified from here",
-        "open: what E2B lets it reach" if online else "none: E2B lets it reach nothing",
+        "open: what E2B lets it reach" if is_open else "none: E2B lets it reach nothing",
         limits,
     )

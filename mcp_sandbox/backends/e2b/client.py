@@ -25,8 +25,8 @@ from e2b import (
 from mcp_sandbox import models
 from mcp_sandbox.errors import BackendUnavailable, SandboxGone
 
-ID = "mcp-sandbox-id"
-Listed = tuple[models.SandboxId, models.SandboxState]
+Metadata = Mapping[str, str]
+Listed = tuple[models.SandboxId, Metadata, models.SandboxState]
 _REQUEST_S = 30.0
 # E2B's own answers to too many requests and to failures of its own are waited for this often.
 _RETRIES = 2
@@ -49,45 +49,46 @@ class Client:
     def __init__(self, domain: str, timeout_s: float, key: Callable[[], Awaitable[str]]) -> None:
         self._domain, self._timeout_s, self._key = domain or None, int(timeout_s), key
 
-    async def create(self, template: str, metadata: Mapping[str, str], *, online: bool) -> "Box":
-        """Make a sandbox that is paused, and not ended, when its time is over."""
+    async def create(self, template: str, metadata: Metadata, *, online: bool) -> "Box":
+        """Make a sandbox; when its time is over, one of a chat is paused, and another ended."""
         with _translated("make a sandbox"):
             box = await AsyncSandbox.create(
-                template or None,
+                template,
                 timeout=self._timeout_s,
                 metadata=dict(metadata),
                 allow_internet_access=online,
-                lifecycle={"on_timeout": "pause"},
+                lifecycle={"on_timeout": "pause" if "chat" in metadata else "kill"},
                 **await self._options(),
             )
-            return Box(box, self._timeout_s)
+            return Box(box, self._timeout_s, metadata)
 
-    async def connect(self, name: str) -> "Box":
+    async def connect(self, sandbox_id: str) -> "Box":
         """Find a sandbox; a paused one goes on."""
         with _translated("reach a sandbox"):
             options = await self._options()
-            box = await AsyncSandbox.connect(name, timeout=self._timeout_s, **options)
-            return Box(box, self._timeout_s)
+            box = await AsyncSandbox.connect(sandbox_id, timeout=self._timeout_s, **options)
+            return Box(box, self._timeout_s, (await box.get_info()).metadata)
 
-    async def pause(self, name: str) -> None:
+    async def pause(self, sandbox_id: str) -> None:
         with _translated("pause a sandbox"):
-            await AsyncSandbox.pause(name, **await self._options())
+            await AsyncSandbox.pause(sandbox_id, **await self._options())
 
-    async def kill(self, name: str) -> None:
+    async def kill(self, sandbox_id: str) -> None:
         with suppress(SandboxGone), _translated("end a sandbox"):
-            await AsyncSandbox.kill(name, **await self._options())
+            await AsyncSandbox.kill(sandbox_id, **await self._options())
 
-    async def list(self, metadata: Mapping[str, str]) -> dict[str, Listed]:
-        """Return those with that metadata, by name: the `ID` in it, and how each is."""
-        found: dict[str, Listed] = {}
+    async def list(self, metadata: Metadata) -> list[Listed]:
+        """Return those with that metadata, with all that they have, and how each is."""
+        found: list[Listed] = []
         with _translated("list the sandboxes"):
             query = SandboxQuery(metadata=dict(metadata))
             pages = AsyncSandbox.list(query, **await self._options())
             while pages.has_next:
                 for info in await pages.next_items():
-                    sandbox_id = models.SandboxId(info.metadata.get(ID, ""))
-                    is_paused = info.state == SandboxState.PAUSED
-                    found[info.sandbox_id] = sandbox_id, "paused" if is_paused else "running"
+                    state: models.SandboxState = (
+                        "paused" if info.state == SandboxState.PAUSED else "running"
+                    )
+                    found.append((models.SandboxId(info.sandbox_id), info.metadata, state))
         return found
 
     async def _options(self) -> dict[str, Any]:
@@ -98,25 +99,27 @@ class Client:
 class Box:
     """A running sandbox; its commands run as its root."""
 
-    def __init__(self, box: AsyncSandbox, timeout_s: int) -> None:
-        self._box, self._timeout_s, self.name = box, timeout_s, box.sandbox_id
+    def __init__(self, box: AsyncSandbox, timeout_s: int, metadata: Metadata) -> None:
+        self.id, self.metadata = models.SandboxId(box.sandbox_id), metadata
+        self._box, self._timeout_s = box, timeout_s
         self._renewed_s = time.monotonic()
 
     async def write(self, path: str, data: bytes) -> None:
         with _translated("write a file"):
             await self._box.files.write(path, data, user="root")
 
-    async def run(self, script: str) -> None:
-        """Run a script; raises BackendUnavailable with what it said if it fails."""
+    async def run(self, script: str) -> str:
+        """Return what a script prints; raises BackendUnavailable with its errors if it fails."""
         with _translated("prepare a sandbox"):
             try:
-                await self._box.commands.run(script, user="root", timeout=_REQUEST_S)
+                done = await self._box.commands.run(script, user="root", timeout=_REQUEST_S)
             except CommandExitException as exc:
                 said = (exc.stderr or exc.stdout).strip()[-500:]
                 raise BackendUnavailable(
                     f"the runner does not start in a sandbox of E2B ({said}): its template needs "
                     "Python 3.9 or newer, bash, tar and util-linux"
                 ) from exc
+            return done.stdout
 
     async def renew(self) -> None:
         """Put off the pause of a sandbox that is held, where it is time for it."""
