@@ -257,15 +257,15 @@ class SessionManager:
 
     async def list(self, user: str | None = None) -> Sequence[SessionStatus]:
         """Return every known chat, or those of a user, the last used first."""
-        running = dict(await list_chat_sandboxes(self._context.backend))
-        holds = dict(self._holds)
+        uses = {chat: hold.use() for chat, hold in self._holds.items()}
+        running = {chat: use.sandbox for chat, use in uses.items() if use.sandbox}
+        running.update(await list_chat_sandboxes(self._context.backend))
         records = {record.chat: record for record in await self._context.use_times.records.list()}
         prepared = (chat for chat, record in records.items() if read_control(record))
         for chat in await self.leases.elsewhere(records) if self.leases else ():
             if found := records[chat].sandbox_id:
                 running[chat] = SandboxInfo(found, {}, "running")
-        known = {*holds, *await self._context.workspaces.chats(), *prepared, *running}
-        uses = {chat: hold.use() for chat, hold in holds.items()}
+        known = {*uses, *await self._context.workspaces.chats(), *prepared, *running}
         rows = [
             self._status(chat, records.get(chat), running.get(chat), uses.get(chat, ChatUse()))
             for chat in known

@@ -12,7 +12,7 @@ import pytest
 from anyio import to_thread
 
 from mcp_sandbox.app.chats import check, open_backend, open_manager
-from mcp_sandbox.config import Config, E2BConfig
+from mcp_sandbox.config import Config, E2BConfig, FleetConfig
 from mcp_sandbox.errors import BackendUnavailable, ConfigError, SandboxGone
 from mcp_sandbox.models import ChatId, SandboxSpec
 from mcp_sandbox.sessions.manager import SessionManager
@@ -22,6 +22,7 @@ from tests.conftest import configured
 from tests.control.daemon import platform
 from tests.e2b_server import serving
 from tests.rclone import BUCKET, S3Server
+from tests.redis_server import RedisServer
 
 CHAT = ChatId("tester", "far")
 pytestmark = [pytest.mark.e2b, pytest.mark.s3, pytest.mark.bubblewrap]
@@ -213,6 +214,37 @@ async def test_its_end_is_put_off_while_it_is_held(
         async with made(backend, SandboxSpec(())) as sandbox, connected(sandbox) as runtime:
             await runtime.exec("true")
             assert f"POST /sandboxes/{sandbox.id}/timeout" in await fail(url)
+
+
+async def test_a_server_that_is_gone_for_good_costs_no_file_of_its_chats(
+    config: Config, tmp_path: Path
+) -> None:
+    redis, store = RedisServer(), S3Server(tmp_path / "s3" / "buckets")
+
+    def server(name: str) -> Config:
+        given = {"redis": redis.url, "name": name, "url": f"http://{name}:1", "lease": 1}
+        more = {"storage": store.settings(), "fleet": FleetConfig.model_validate(given)}
+        return config.model_copy(update={**more, "data_dir": tmp_path / name})
+
+    with anyio.fail_after(50):
+        async with open_manager(server("a"), for_many=True) as manager:
+            await (await manager.session(CHAT)).exec("echo kept > file; echo here > /tmp/here")
+            store.strike()
+        async with open_manager(server("b"), for_many=True) as manager:
+            session = await manager.session(CHAT)
+            assert (await session.exec("cat file /tmp/here")).stdout == "kept\nhere\n"
+            assert [row.state for row in await manager.list()] == ["running"]
+            async with open_manager(server("a"), for_many=True) as back:
+                await back.collect()
+                assert (await session.exec("cat file /tmp/here")).stdout == "kept\nhere\n"
+        store.start()
+        async with open_manager(server("c"), for_many=True) as manager:
+            assert await manager.stop(CHAT)
+            async with open_backend("e2b", server("a")) as backend:
+                assert not await backend.running()
+            assert (await (await manager.session(CHAT)).exec("cat file")).stdout == "kept\n"
+    store.close()
+    redis.close()
 
 
 async def test_it_says_what_holds(session: Session) -> None:

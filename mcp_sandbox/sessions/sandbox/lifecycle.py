@@ -176,11 +176,14 @@ class SandboxLifecycle:
 
     async def running(self) -> Sequence[SandboxInfo]:
         """Return the sandboxes that carry the chat's labels."""
-        return [
-            info
-            for chat, info in await list_chat_sandboxes(self._context.backend)
-            if chat == self._chat
-        ]
+        listed = await list_chat_sandboxes(self._context.backend)
+        found = [info for chat, info in listed if chat == self._chat]
+        if self._context.leases and self._files.lost_with_sandbox and not found:
+            # What another server made is in no list of this one.
+            record = await self._context.records.get(self._chat)
+            noted = record.sandbox_id if record else None
+            found = [SandboxInfo(noted, {}, "running")] if noted else []
+        return found
 
     async def _find(
         self, wanted: DesiredSandbox, record: ChatRecord | None
