@@ -23,6 +23,7 @@ from tests.control.daemon import platform
 from tests.e2b_server import serving
 from tests.rclone import BUCKET, S3Server
 from tests.redis_server import RedisServer
+from tests.sessions.sandbox.killed_holding import STEPS, try_kill
 
 CHAT = ChatId("tester", "far")
 pytestmark = [pytest.mark.e2b, pytest.mark.s3, pytest.mark.bubblewrap]
@@ -245,6 +246,13 @@ async def test_a_server_that_is_gone_for_good_costs_no_file_of_its_chats(
             assert (await (await manager.session(CHAT)).exec("cat file")).stdout == "kept\n"
     store.close()
     redis.close()
+
+
+@pytest.mark.parametrize("step", STEPS)
+async def test_a_kill_at_any_step_loses_no_write_and_leaves_no_sandbox(
+    config: Config, step: int
+) -> None:
+    await try_kill("e2b", config, step)
 
 
 async def test_it_says_what_holds(session: Session) -> None:

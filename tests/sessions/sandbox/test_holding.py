@@ -16,6 +16,7 @@ from mcp_sandbox.sessions.session import Session
 from tests.holding import HoldingBackend, holding_files
 from tests.rclone import S3Server
 from tests.sessions.clocks import SetClock
+from tests.sessions.sandbox.killed_holding import STEPS, try_kill
 
 CHAT = ChatId("tester", "held")
 pytestmark = [pytest.mark.bubblewrap, pytest.mark.s3]
@@ -314,3 +315,10 @@ async def test_one_whose_chat_another_server_has_now_is_kept(
     await session.exec("echo unsaved > file")
     await manager._hold(CHAT).let_go("another server has the chat", lost=True)
     assert [info.state for info in await sandboxes(config)] == ["paused"]
+
+
+@pytest.mark.parametrize("step", STEPS)
+async def test_a_kill_at_any_step_loses_no_write_and_leaves_no_sandbox(
+    config: Config, step: int
+) -> None:
+    await try_kill("holding", config, step)
