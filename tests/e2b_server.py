@@ -112,7 +112,7 @@ class Machine:
             with suppress(ProcessLookupError):
                 os.kill(int(pid), signal.SIGKILL)
         self.freeze("THAWED")
-        for program in self.programs.values():
+        for program in [*self.programs.values()]:
             program.wait(10)
         while (self.group / "cgroup.procs").read_text():
             time.sleep(0.002)

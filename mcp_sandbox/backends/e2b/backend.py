@@ -51,13 +51,16 @@ grep -q '^sandbox:' /etc/passwd || {{
 chown 10001:10001 /workspace {_HOME} /opt/skills
 (umask 077; od -An -vtx1 -N32 /dev/urandom | tr -d ' \\n' >{_SECRET})
 """
-# The number may be another program's by now.
-_RUNS = f"grep -qx unshare /proc/$(cat {_PLACE}/pid)/comm"
+_CONNECT = f"import socket; socket.socket(socket.AF_UNIX).connect('{_SOCKET}')"
+_LISTENS = f'python3 -I -S -c "{_CONNECT}"'
 # The runner is pid 1 of a namespace of its own: code can neither end it nor look into it. When
 # it has made its socket, the folder of that is closed. It takes the token away before it runs
 # anything.
 _PROGRAM = f"""set -e
-mkdir -p {_PLACE}; rm -f {_SOCKET}; cp {_SECRET} {_TOKEN}
+mkdir -p {_PLACE}
+# One that ends just now; the number may be another program's already.
+if grep -qsx unshare /proc/$(cat {_PLACE}/pid)/comm; then kill -9 $(cat {_PLACE}/pid); fi
+rm -f {_SOCKET}; cp {_SECRET} {_TOKEN}
 chown 10001:10001 {_PLACE} {_TOKEN}; chmod 700 {_PLACE}; cd /workspace
 setsid unshare --pid --fork --kill-child --mount-proc setpriv --reuid=10001 --regid=10001 \\
   --clear-groups --no-new-privs --inh-caps=-all --bounding-set=-all \\
@@ -68,7 +71,7 @@ for _ in $(seq 200); do [ ! -S {_SOCKET} ] || break; sleep 0.05; done
 chown root:root {_PLACE}; chmod 711 {_PLACE}
 """
 _BEGIN = f"""[ -e {_START} ] || exit 0
-{_RUNS} || sh {_START} || exit 1
+{_LISTENS} || sh {_START} || exit 1
 cat {_SECRET}
 """
 
@@ -97,7 +100,7 @@ class E2BSandbox:
     async def ending(self, *, within_s: float = 0.0) -> models.Ending | None:  # noqa: ARG002
         """Return "lost" if E2B does not know it any more, "ended" if only its runner has ended."""
         try:
-            await (await self.client.connect(self.id)).run(_RUNS)
+            await (await self.client.connect(self.id)).run(_LISTENS)
         except SandboxGone:
             return "lost"
         except BackendUnavailable:
