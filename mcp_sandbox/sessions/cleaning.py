@@ -123,11 +123,11 @@ class Cleaner:
         items += await self._empty_trash(seen, watched_s, dry_run)
         return GcReport(dry_run, tuple(items))
 
-    async def end_paused(self) -> None:
-        """End sandboxes that were paused by a server that is gone, and not used for long."""
-        await self._end_left(await self._look(), dry_run=False, paused_only=True)
+    async def end_left(self) -> None:
+        """End what a server that is gone has left: paused for long, or of chats without files."""
+        await self._end_left(await self._look(), dry_run=False)
 
-    async def end_leftover(self, sandbox_id: SandboxId, chat: ChatId) -> bool:
+    async def _end_leftover(self, sandbox_id: SandboxId, chat: ChatId) -> bool:
         """End a sandbox unless its chat has files, or got some meanwhile; return whether it did."""
         async with self._records.hold(chat):
             if await self._workspaces.exist(chat):
@@ -221,9 +221,7 @@ class Cleaner:
         found = await list_chat_sandboxes(self._backend)
         return {*self._own(), *(chat for chat, info in found if info.state != rests)}
 
-    async def _end_left(
-        self, seen: _Seen, dry_run: bool, *, paused_only: bool = False
-    ) -> list[GcItem]:
+    async def _end_left(self, seen: _Seen, dry_run: bool) -> list[GcItem]:
         items: list[GcItem] = []
         paused_s = self._settings.sessions.remove_after
         for chat, info in await list_chat_sandboxes(self._backend):
@@ -234,10 +232,10 @@ class Cleaner:
                 if (age is None or is_old) and not dry_run:
                     await self._take_over(info.id, chat)
                 continue
-            if age is None and not paused_only:
+            if age is None:
                 why = "runs for a chat that has no files"
-                ended = dry_run or await self.end_leftover(info.id, chat)
-            elif age and is_old:
+                ended = dry_run or await self._end_leftover(info.id, chat)
+            elif is_old:
                 why = f"paused, and not used for {in_words(age.idle_s)} (sessions.remove_after)"
                 ended = dry_run or await self._end_paused(info.id, chat)
             else:

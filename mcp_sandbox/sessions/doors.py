@@ -143,7 +143,7 @@ class Egress:
             NotPermitted: no grant could help.
             InvalidArgument: one is no single public host.
         """
-        grants, lacking = await self._granted(chat), dict[str, None]()
+        grants, missing = await self._granted(chat), dict[str, None]()
         for text in hosts:
             wanted = parse_rule(text)
             if wanted.host == HERE or wanted.host.startswith("*"):
@@ -154,8 +154,8 @@ class Egress:
                     raise NotPermitted(f"{target} stays refused, whatever the user says: {why}")
                 rule, _ = self._rules.judge(target, grants)
                 if rule is None or (rule.read and not read):
-                    lacking[str(wanted)] = None
-        return [*lacking]
+                    missing[str(wanted)] = None
+        return [*missing]
 
     async def allow(self, chat: ChatId, host: str, *, read: bool, by: str, for_s: float) -> Grant:
         """Allow HOST[:PORT] from the next connection on; this replaces an earlier grant of it.

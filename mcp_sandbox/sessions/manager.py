@@ -151,12 +151,12 @@ class SessionManager:
                     await anyio.sleep(_SETTLED_S)
                     unknown = await self._take_over()
             await anyio.sleep(_SETTLED_S)
-            await self._cleaning.end_paused()
+            await self._cleaning.end_left()
         except OperatorError:
             logger.exception("cannot list running sandboxes; a chat's next call finds its own")
 
     async def _take_over(self) -> int:
-        """Connect to the sandboxes that run already; end those whose chat exists no more.
+        """Connect to the sandboxes that run already, where their chats exist.
 
         Return for how many it cannot be told whether their chats are still this server's.
         """
@@ -165,9 +165,7 @@ class SessionManager:
         chats = set(await self._context.workspaces.chats())
         for chat, info in running:
             try:
-                if not (chat in chats or self._context.files.lost_with_sandbox):
-                    await self._cleaning.end_leftover(info.id, chat)
-                elif info.state != "paused":
+                if chat in chats and info.state != "paused":
                     await self._hold(chat).adopt(info.id)
             except ChatElsewhere:
                 if not self._context.files.lost_with_sandbox:

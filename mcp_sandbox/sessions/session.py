@@ -512,17 +512,17 @@ class Session:
         """
         if (egress := self._hold.egress) is None:
             raise Unsupported("nothing to add to: this server has no `network: allowlist`")
-        lacking = await egress.find_missing(self.chat, hosts, read=not write)
-        if not lacking:
+        missing = await egress.find_missing(self.chat, hosts, read=not write)
+        if not missing:
             return f"{', '.join(hosts)}: allowed already; connect again"
-        given = {"hosts": lacking, "reason": reason, "write": write}
+        given = {"hosts": missing, "reason": reason, "write": write}
         wanted = Action(self.chat, "network_access", given, judged=self._judged)
         async with self._gate.passed(wanted):
-            for host in lacking:
+            for host in missing:
                 for_s = self._hold.lifetime_s
                 await egress.allow(self.chat, host, read=not write, by=USER, for_s=for_s)
         how = "to read and write" if write else "to read"
-        return f"the user allows {', '.join(lacking)} {how}: connect again"
+        return f"the user allows {', '.join(missing)} {how}: connect again"
 
     def _enter(
         self, what: str, size: int = 0, leave: CancelScope | None = None, /, **arguments: object

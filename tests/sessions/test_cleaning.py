@@ -294,14 +294,14 @@ async def test_what_is_paused_for_long_is_ended(tmp_path: Path, clock: SetClock)
         server.engine.run("mcs-1", OLD)
         server.engine.pause()
         clock.pass_(3599)
-        await server.cleaning.end_paused()
+        await server.cleaning.end_left()
         assert (await server.cleaning.collect()).items == ()
         clock.pass_(1)
         why = "paused, and not used for 1 hour (sessions.remove_after)"
         expected = GcItem("sandbox", "ann/old", why, 0)
         assert (await server.cleaning.collect(dry_run=True)).items == (expected,)
         assert len(server.engine.sandboxes) == 1
-        await server.cleaning.end_paused()
+        await server.cleaning.end_left()
         assert server.engine.sandboxes == []
 
 

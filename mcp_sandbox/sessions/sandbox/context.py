@@ -36,7 +36,7 @@ from mcp_sandbox.runtime.doors import DoorChannel
 from mcp_sandbox.runtime.runtime import Runtime
 from mcp_sandbox.sessions.chat_records import ChatRecords, UseTimes
 from mcp_sandbox.sessions.sandbox.capacity import Capacity
-from mcp_sandbox.sessions.sandbox.files import ChatFiles, HostFiles
+from mcp_sandbox.sessions.sandbox.files import HostFiles
 from mcp_sandbox.sessions.sandbox.notices import Notices
 from mcp_sandbox.sessions.sandbox.warm_pool import WarmPool
 from mcp_sandbox.sessions.settings import SessionSettings
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from mcp_sandbox.sessions.doors import Egress, SandboxDoors
 
     # Loaded only by servers with an object store.
+    from mcp_sandbox.sessions.sandbox.sandbox_files import SandboxFiles
     from mcp_sandbox.sessions.saving import Saving
 
     # Loaded only by servers that share chats.
@@ -103,7 +104,7 @@ class SessionContext:
     leases: "Leases | None" = None
     tasks: TaskGroup = field(init=False)
     capacity: Capacity = field(init=False)
-    files: ChatFiles = field(init=False)
+    files: "HostFiles | SandboxFiles" = field(init=False)
 
     def __post_init__(self) -> None:
         self.files = HostFiles(self)

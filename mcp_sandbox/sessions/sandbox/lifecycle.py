@@ -249,8 +249,7 @@ class SandboxLifecycle:
             return None
         background = runtime.background
         try:
-            if not self._files.is_saved(self._chat):
-                await self._files.save_before_end(self._chat, runtime)
+            await self._files.save_before_end(self._chat, runtime)
         except Unsaved as exc:
             logger.warning("sandbox %s stays as it was made: %s", sandbox.id, exc)
             return None

@@ -212,8 +212,10 @@ class SandboxFiles(Saving):
     async def save_before_end(
         self, chat: ChatId, runtime: Runtime, *, older: int | None = None
     ) -> None:
-        """Save the chat's files, under an `older` epoch if one is given. Raises Unsaved."""
+        """Save the chat's files, unless they are; under an `older` epoch if one is given."""
         one = self._chats[chat]
+        if older is None and self.is_saved(chat):
+            return
         try:
             # A store that hangs is found out before a large upload is.
             await self.list(chat, soon=True)
