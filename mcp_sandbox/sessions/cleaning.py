@@ -127,15 +127,6 @@ class Cleaner:
         """End what a server that is gone has left: paused for long, or of chats without files."""
         await self._end_left(await self._look(), dry_run=False)
 
-    async def _end_leftover(self, sandbox_id: SandboxId, chat: ChatId) -> bool:
-        """End a sandbox unless its chat has files, or got some meanwhile; return whether it did."""
-        async with self._records.hold(chat):
-            if await self._workspaces.exist(chat):
-                return False
-            logger.info("removing sandbox %s: chat %s has no files", sandbox_id, chat)
-            await self._backend.destroy(sandbox_id)
-        return True
-
     async def _look(self) -> _Seen:
         now = self.ledger.clock()
         if self._ages is None:
@@ -232,15 +223,11 @@ class Cleaner:
                 if (age is None or is_old) and not dry_run:
                     await self._take_over(info.id, chat)
                 continue
-            if age is None:
-                why = "runs for a chat that has no files"
-                ended = dry_run or await self._end_leftover(info.id, chat)
-            elif is_old:
+            why = "runs for a chat that has no files" if age is None else ""
+            if age and is_old:
                 why = f"paused, and not used for {in_words(age.idle_s)} (sessions.remove_after)"
-                ended = dry_run or await self._end_paused(info.id, chat)
-            else:
-                continue
-            items += [GcItem("sandbox", str(chat), why, 0)] if ended else []
+            if why and (dry_run or await self._end_sandbox(info.id, chat, why)):
+                items.append(GcItem("sandbox", str(chat), why, 0))
         return items
 
     async def _take_over(self, sandbox_id: SandboxId, chat: ChatId) -> None:
@@ -251,13 +238,16 @@ class Cleaner:
             except SandboxError as exc:
                 logger.warning("chat %s: its sandbox stays as it is: %s", chat, exc)
 
-    async def _end_paused(self, sandbox_id: SandboxId, chat: ChatId) -> bool:
+    async def _end_sandbox(self, sandbox_id: SandboxId, chat: ChatId, why: str) -> bool:
+        """End a sandbox unless it was resumed meanwhile, or its chat got files."""
         async with self._records.hold(chat):
-            paused = [info.id for info in await self._backend.running() if info.state == "paused"]
-            if sandbox_id in paused:
-                logger.info("removing sandbox %s of chat %s: paused for long", sandbox_id, chat)
+            states = {info.id: info.state for info in await self._backend.running()}
+            is_paused = states.get(sandbox_id) == "paused"
+            is_due = is_paused or not await self._workspaces.exist(chat)
+            if is_due:
+                logger.info("removing sandbox %s of chat %s: %s", sandbox_id, chat, why)
                 await self._backend.destroy(sandbox_id)
-        return sandbox_id in paused
+        return is_due
 
     async def _empty_trash(self, seen: _Seen, watched_s: float, dry_run: bool) -> list[GcItem]:
         found: list[GcItem] = []

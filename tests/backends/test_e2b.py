@@ -199,11 +199,13 @@ async def test_a_pause_keeps_processes(manager: SessionManager, session: Session
 
 async def test_who_has_no_rights_inside_gets_none_and_sees_no_token(session: Session) -> None:
     asked = (
-        "id -u; grep -E 'NoNewPrivs|CapBnd' /proc/self/status; ls /run/mcp-sandbox/token; kill -9 1"
+        "id -u; grep -E 'NoNewPrivs|CapBnd' /proc/self/status; ls /run/mcp-sandbox/token; "
+        "cat /opt/mcp-sandbox/secret; kill -9 1"
     )
     result = await session.exec(asked)
     assert result.stdout.split() == ["10001", "CapBnd:", "0" * 16, "NoNewPrivs:", "1"]
     assert "token" in result.stderr
+    assert "secret: Permission denied" in result.stderr
     assert (await session.exec("echo fine")).stdout == "fine\n"
 
 
