@@ -59,7 +59,10 @@ class Prepare(Given):
 
 @dataclass(frozen=True)
 class SandboxSession:
-    """A session as a platform sees it. "warm": nothing is made for it, or not yet."""
+    """A session as a platform sees it. "warm": nothing is made for it, or not yet.
+
+    `files_as_of`: when the backup was made that its files were saved to last, or came from.
+    """
 
     id: str
     chat_session_id: str
@@ -71,6 +74,7 @@ class SandboxSession:
     project_id: str | None
     error: str | None
     last_used_at: datetime
+    files_as_of: datetime | None
 
 
 @dataclass(frozen=True)
@@ -303,6 +307,7 @@ class Control:
             project_id=note.get("project"),
             error=self._failures.get(row.chat),
             last_used_at=row.last_used_at,
+            files_as_of=row.saved_at,
         )
 
     async def describe_change(self, row: SessionStatus) -> SandboxSession:

@@ -502,4 +502,5 @@ async def test_files_are_saved_shared_and_restored(tmp_path: Path) -> None:
             await here.ask("PUT", f"{at}/files?path=a.txt", content=b"second")
             restored = await here.data("POST", f"{at}/restore", json={"key": saved["key"]})
             assert restored == saved
+            assert (await here.data("GET", f"{at}/status"))["filesAsOf"] == saved["savedAt"]
             assert (await here.ask("GET", f"{at}/files?path=a.txt")).content == b"first"
