@@ -244,8 +244,11 @@ def restore(
     socket: Socket = None,
 ) -> None:
     """Put back a backup of a chat, or the newest; the files that it has go to the trash."""
-    agreed(yes, f"Replace the files of {chat}?", "nothing was changed; --yes does not ask")
-    given = {"do": "restore", "chat": chat, "key": key}
+    found = answer(socket, "backup", {"do": "find", "chat": chat, "key": key})
+    name, saved = found["chat"], _show_age(found["backups"][0]["saved_at"])
+    question = f"Replace the files of {name} by those of the backup made {saved}?"
+    agreed(yes, question, "nothing was changed; --yes does not ask")
+    given = {"do": "restore", "chat": name, "key": key}
     _show_backups(answer(socket, "backup", given), as_json)
 
 

@@ -149,7 +149,7 @@ class ChatControl:
         return {**asdict(approval), "chat": str(chat)}
 
     async def _backup(self, arguments: JsonObject) -> JsonObject:
-        """List, make or restore backups of a chat: `do` is list, save or restore."""
+        """List, find, make or restore backups of a chat: `do` is list, find, save or restore."""
         manager, do = await self._manager(), arguments["do"]
         try:
             _, chat = await self._found(arguments)
@@ -159,6 +159,8 @@ class ChatControl:
             chat = ChatId(user.removeprefix("local/") or "local", name)
         if do == "list":
             found = await manager.backups.list(chat)
+        elif do == "find":
+            found = await manager.backups.find(chat, arguments.get("key"))
         elif do == "restore":
             found = [await manager.backups.restore(chat, arguments.get("key"))]
         else:

@@ -311,6 +311,16 @@ class Saving:
                 return await self._backups.list(chat)
             raise StorageUnavailable(f"the object store did not answer within {_ANSWER_S:g} s")
 
+    async def find(self, chat: ChatId, key: str | None = None) -> Sequence[Backup]:
+        """Return the chat's backups of that key, or all, the newest first. Raises NotFound."""
+        if found := [each for each in await self.list(chat) if key in (None, each.key)]:
+            return found
+        what, where = (
+            f"no backup {key}" if key else "no backup",
+            f"`mcp-sandbox backup list {chat}`",
+        )
+        raise errors.NotFound(f"chat {chat} has {what}: see `mcp-sandbox ls` and {where}")
+
     async def restore(self, chat: ChatId, key: str | None = None) -> Backup:
         """Open a new sandbox on the files of a backup, by default of the newest that is sound.
 
@@ -320,11 +330,7 @@ class Saving:
             NotFound: there is no such backup.
             BackupDamaged: none can be restored; the files stay.
         """
-        found = [each for each in await self.list(chat) if key in (None, each.key)]
-        if not found:
-            raise errors.NotFound(
-                f"no such backup of chat {chat}: see `mcp-sandbox backup list {chat}`"
-            )
+        found = await self.find(chat, key)
         async with self.before_end(chat):
             one, hold = self._chats[chat], self.hold_of(chat)
             await hold.end()

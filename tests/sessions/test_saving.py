@@ -30,7 +30,7 @@ from mcp_sandbox.sessions.manager import SessionManager
 from mcp_sandbox.sessions.session import Session
 from mcp_sandbox.workspace.projects import ClientFolders
 from tests.conftest import configured
-from tests.daemon.running import ended
+from tests.daemon.running import Done, ended
 from tests.rclone import S3Server
 from tests.sessions.killed_saving import CHAT as KILLED
 from tests.sessions.killed_saving import RESTORING, SAVING
@@ -124,9 +124,11 @@ async def test_a_person_saves_lists_and_restores(tmp_path: Path, store: Store) -
         **store.variables(),
     }
 
+    async def end(data: str, *words: str) -> Done:
+        return await ended(words, env={**variables, "MCP_SANDBOX_DATA_DIR": str(tmp_path / data)})
+
     async def run(data: str, *words: str) -> str:
-        env = {**variables, "MCP_SANDBOX_DATA_DIR": str(tmp_path / data)}
-        done = await ended(words, env=env)
+        done = await end(data, *words)
         assert done.code == 0, done.err
         return done.out
 
@@ -136,6 +138,11 @@ async def test_a_person_saves_lists_and_restores(tmp_path: Path, store: Store) -
     assert len(rows) == 2
     assert rows[0]["quiet"] is True
     assert rows[1]["key"] in await run("two", "backup", "list", "tester/saved")
+    for words in (("tester/nobody",), ("tester/saved", "nothing")):
+        refused = await end("two", "backup", "restore", *words)
+        assert f"chat {words[0]} has no backup" in refused.err
+    asked = await end("two", "backup", "restore", "tester/saved")
+    assert "Replace the files of tester/saved by those of the backup made" in asked.out + asked.err
     await run("two", "backup", "restore", "tester/saved", rows[1]["key"], "--yes")
     found = tmp_path / "two" / "sandbox" / "workspace" / "tester" / "chat-saved" / "notes.txt"
     assert found.read_text() == "1"
