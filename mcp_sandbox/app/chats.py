@@ -316,6 +316,10 @@ def check(config: Config) -> None:
     read_allowed_hosts(config)
     find_programs(config)
     load_rules(config.policy.rules)
+    if config.storage.endpoint:
+        from mcp_sandbox.storage.objects import check_keys
+
+        anyio.run(check_keys, config.storage)
 
 
 def find_programs(config: Config) -> tuple[Mount, ...]:

@@ -59,11 +59,7 @@ class ObjectStore:
         """Raise ConfigError: a source of the keys cannot be understood."""
         self._settings = settings
         self._stores: dict[float, S3Store] = {}
-        sources = {"access_key": settings.access_key, "secret_key": settings.secret_key}
-        self._keys = [
-            KeySource(f"storage.{name}", where, StorageUnavailable)
-            for name, where in sources.items()
-        ]
+        self._keys = _find_keys(settings, StorageUnavailable)
 
     @asynccontextmanager
     async def writing(self, name: str, *, shown_as: str = "") -> AsyncGenerator[Take]:
@@ -188,6 +184,7 @@ class KeySource:
         """Raise ConfigError: what the setting says cannot be understood."""
         self._setting, self._unreadable = setting, unreadable
         kind, _, self._variable = where.partition(":")
+        self.is_command = kind == "command"
         try:
             self._source = None if kind == "env" else SecretSource(where, private=True)
         except ValueError as exc:
@@ -204,3 +201,15 @@ class KeySource:
         except RefusedError as exc:
             why = str(exc)
         raise self._unreadable(f"{self._setting} cannot be read: {why}; correct it")
+
+
+async def check_keys(settings: StorageConfig) -> None:
+    """Raise ConfigError: a key cannot be read. What a command would answer is not asked here."""
+    for key in _find_keys(settings, ConfigError):
+        if not key.is_command:
+            await key.value()
+
+
+def _find_keys(settings: StorageConfig, unreadable: type[OperatorError]) -> list[KeySource]:
+    sources = {"access_key": settings.access_key, "secret_key": settings.secret_key}
+    return [KeySource(f"storage.{name}", where, unreadable) for name, where in sources.items()]

@@ -16,6 +16,7 @@ import pytest
 from anyio import to_thread
 from anyio.abc import ByteStream, SocketAttribute
 
+from mcp_sandbox.app.chats import check
 from mcp_sandbox.config import Config
 from mcp_sandbox.doctor.machine import Check, examine_place, examine_storage
 from mcp_sandbox.errors import (
@@ -29,6 +30,7 @@ from mcp_sandbox.errors import (
 from mcp_sandbox.models import ChatId, Packed
 from mcp_sandbox.storage.backups import Backup, Backups
 from mcp_sandbox.storage.objects import Take
+from tests.daemon.running import ended
 from tests.rclone import BUCKET, SECRET, S3Server
 
 if sys.version_info >= (3, 14):
@@ -434,6 +436,27 @@ async def test_a_key_comes_from_a_variable_too(
         await Backups(s3.settings(secret_key="env:TEST_NONE")).check()
     with pytest.raises(ConfigError):
         Backups(s3.settings(secret_key="command: 'half"))
+
+
+UNREADABLE = {
+    "env:TEST_NONE": "the variable TEST_NONE is not set",
+    "file:/nowhere/key": "its source cannot be used: No such file",
+}
+
+
+@pytest.mark.parametrize("where", UNREADABLE)
+async def test_a_server_does_not_start_with_keys_that_cannot_be_read(
+    s3: S3Server, tmp_path: Path, where: str
+) -> None:
+    given = {**s3.variables(), "MCP_SANDBOX_STORAGE__SECRET_KEY": where}
+    env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), **given}
+    refused = await ended(["serve", "--data", str(tmp_path / "data")], env=env)
+    assert refused.code == 1
+    assert f"storage.secret_key cannot be read: {UNREADABLE[where]}" in refused.err
+
+
+def test_a_server_starts_while_the_store_is_away(s3: S3Server) -> None:
+    check(Config(storage=s3.settings(endpoint="http://127.0.0.1:1")))
 
 
 async def test_keys_are_read_again_after_a_refusal(s3: S3Server, tmp_path: Path) -> None:
