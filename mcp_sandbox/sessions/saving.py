@@ -13,8 +13,8 @@ the chat's files are not on this machine or are older. The chat's record has, un
 import logging
 import math
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -34,16 +34,14 @@ from mcp_sandbox.sessions.sandbox.chat_sandbox import ChatSandbox
 from mcp_sandbox.sessions.sandbox.context import SessionContext
 from mcp_sandbox.sessions.sandbox.warm_pool import connect
 from mcp_sandbox.storage.backups import Backup, Backups
+from mcp_sandbox.storage.breaker import CircuitBreaker
 from mcp_sandbox.workspace.projects import TARGET
 
 logger = logging.getLogger(__name__)
 
 _LOOK_S = 5.0
 _AT_ONCE = 2
-# Twice the longest is less than the minute after which all is saved when the store is back.
-_PAUSES_S = (1.0, 20.0)
-# How long an opening waits for the list of backups.
-_ANSWER_S = 5.0
+_MOST_PAUSE_S = 20.0
 _DESTROY_S = 20.0
 NEVER_SAVED = (
     "Another server has had this chat since these files were saved, and has saved nothing of it: "
@@ -65,11 +63,10 @@ class _Chat:
     changed_s: float | None = None
     called_s: float = 0.0
     calls: int = 0
-    failures: int = 0
-    not_before_s: float = 0.0
     saved_at: datetime | None = None
     wanted: Sequence[Backup] = ()
     lock: anyio.Lock = field(default_factory=anyio.Lock)
+    breaker: CircuitBreaker = field(default_factory=lambda: CircuitBreaker(most_s=_MOST_PAUSE_S))
 
 
 class Saving:
@@ -84,9 +81,8 @@ class Saving:
         self._context = context
         self._chats = defaultdict[ChatId, _Chat](_Chat)
         self._places = anyio.CapacityLimiter(_AT_ONCE)
-        # How often the store has not answered in a row, when to ask it again, and what it was.
-        self._failures, self._not_before_s, self._why = 0, 0.0, ""
         self._now_s: Callable[[], float] = lambda: context.use_times.clock().steady_s
+        self.list = backups.list
         # Set by the manager before anything is saved.
         self.hold_of: Callable[[ChatId], ChatSandbox]
 
@@ -139,7 +135,7 @@ class Saving:
 
     def _is_due(self, chat: ChatId, one: _Chat) -> bool:
         now_s = self._now_s()
-        if one.changed_s is None or one.lock.locked() or now_s < one.not_before_s:
+        if one.changed_s is None or one.lock.locked() or one.breaker.is_open:
             return False
         use = self.hold_of(chat).use()
         rests = not use.calls and now_s - one.called_s >= self._settings.after
@@ -147,10 +143,9 @@ class Saving:
         return is_due and (use.open or self._context.capacity.free > 0)
 
     async def _save_due(self, chat: ChatId) -> None:
-        if self._now_s() < self._not_before_s:
-            return
-        async with self.before_end(chat):
-            pass
+        if not self._backups.breaker.is_open:
+            async with self.before_end(chat):
+                pass
 
     @asynccontextmanager
     async def before_end(self, chat: ChatId) -> AsyncGenerator[None]:
@@ -165,12 +160,10 @@ class Saving:
                 except errors.ChatElsewhere:
                     await self.let_go(chat)
                 except SandboxError as exc:
-                    one.failures += 1
                     # What is wrong with the chat itself, such as its size, lasts longer.
                     is_store = isinstance(exc, StorageUnavailable)
-                    pause_s = _pause_s(one.failures) if is_store else self._settings.every
-                    one.not_before_s = self._now_s() + pause_s
-                    if isinstance(exc, errors.TooLarge) and one.failures == 1:
+                    one.breaker.note_failure(str(exc), None if is_store else self._settings.every)
+                    if isinstance(exc, errors.TooLarge) and one.breaker.failures == 1:
                         self._context.notices.add(chat, f"Your files are not backed up: {exc}.")
                     logger.warning("chat %s is not saved yet; trying again: %s", chat, exc)
             yield
@@ -206,7 +199,7 @@ class Saving:
                 elif not was.open and is_unused:
                     await hold.release_if_idle()
         await self._note(chat, one)
-        with suppress(StorageUnavailable), self._asking():
+        with suppress(StorageUnavailable):
             await self._backups.prune(chat)
         return saved
 
@@ -221,9 +214,9 @@ class Saving:
         def is_quiet() -> bool:
             return not (busy or status.calls or status.background.total) and calls == one.calls
 
-        with self._asking():
-            saved = await self._backups.save(chat, one.epoch, pack, quiet=is_quiet)
-        one.saved_at, one.failures = saved.saved_at, 0
+        saved = await self._backups.save(chat, one.epoch, pack, quiet=is_quiet)
+        one.breaker.note_answer()
+        one.saved_at = saved.saved_at
         one.changed_s = None if saved.quiet else began_s
         if calls == one.calls:
             # It is not due again before its next call, or as one that is used.
@@ -298,18 +291,6 @@ class Saving:
         saved = {"saved": one.saved_at.timestamp()} if one.saved_at else {}
         news = {**kept, **saved, "epoch": one.epoch, "clean": False}
         return {**(record.further if record else {}), BACKUP: news}
-
-    async def list(self, chat: ChatId, *, soon: bool = False) -> Sequence[Backup]:
-        """Return the chat's backups, the newest first.
-
-        `soon`, as while a call waits: not if the store has just failed, nor for more than seconds.
-        """
-        if soon and self._now_s() < self._not_before_s:
-            raise StorageUnavailable(self._why)
-        with self._asking():
-            with anyio.move_on_after(_ANSWER_S if soon else math.inf):
-                return await self._backups.list(chat)
-            raise StorageUnavailable(f"the object store did not answer within {_ANSWER_S:g} s")
 
     async def find(self, chat: ChatId, key: str | None = None) -> Sequence[Backup]:
         """Return the chat's backups of that key, or all, the newest first. Raises NotFound."""
@@ -409,33 +390,19 @@ class Saving:
     ) -> None:
         """Unpack a backup in a sandbox whose `roots` are empty."""
         most = self._context.settings.workspace.max_files
-        with self._asking():
-            async with aclosing(self._backups.read(backup)) as data:
-                await runtime.files.unpack(data, roots=roots, max_bytes=max_bytes, max_entries=most)
+        async with aclosing(self._backups.read(backup)) as data:
+            await runtime.files.unpack(data, roots=roots, max_bytes=max_bytes, max_entries=most)
 
     async def share(self, chat: ChatId, path: str, files: Files, expires_s: float) -> str:
         """Copy a file of the chat to the store; return an address that downloads it."""
-        with self._asking():
-            name, read = PurePosixPath(path).name, partial(files.read_to, path)
-            return await self._backups.share(chat, name, read, expires_s)
+        read = partial(files.read_to, path)
+        return await self._backups.share(chat, PurePosixPath(path).name, read, expires_s)
 
     async def remove(self, chat: ChatId) -> None:
         """Remove the chat's backups, after a save that is under way."""
         async with self._chats[chat].lock:
-            with self._asking():
-                await self._backups.remove(chat)
+            await self._backups.remove(chat)
             self._chats.pop(chat, None)
-
-    @contextmanager
-    def _asking(self) -> Generator[None]:
-        """Note in the block whether the store answers, so that no call waits for it in vain."""
-        try:
-            yield
-        except StorageUnavailable as exc:
-            self._failures, self._why = self._failures + 1, str(exc)
-            self._not_before_s = self._now_s() + _pause_s(self._failures)
-            raise
-        self._failures, self._not_before_s = 0, 0.0
 
 
 def next_epoch(found: Sequence[Backup], latest: int, now: int) -> int:
@@ -455,11 +422,6 @@ def describe_unasked(chat: ChatId, exc: Exception, *, here: bool, known: object)
         ) from exc
     mine = "these are the files of this machine" if here else "it begins without files"
     return f"Whether there are newer files in a backup could not be asked; {mine}."
-
-
-def _pause_s(failures: int) -> float:
-    least, most = _PAUSES_S
-    return float(min(most, least * 2 ** min(failures - 1, 10)))
 
 
 def _moment(backup: Backup) -> str:

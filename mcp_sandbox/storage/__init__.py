@@ -4,6 +4,7 @@
     backups   what is stored of a chat there, and when it counts
     redis     where a platform reads that the sandbox of a session is made, and servers agree
     leases    which server answers for a chat, and when it lets go
+    breaker   leaves a service alone for a while that has failed
 
 Imported only where `storage` or `fleet` is configured. Knows no sandbox: what packs is handed in.
 """

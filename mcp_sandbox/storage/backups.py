@@ -10,6 +10,7 @@ time. An object without a manifest is what an upload that was cut off has left.
 
 import hashlib
 import logging
+import math
 import secrets
 import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
@@ -39,6 +40,8 @@ logger = logging.getLogger(__name__)
 _ARCHIVE, _MANIFEST = ".tar.zst", ".json"
 _TIME = "%Y%m%dT%H%M%S.%f"
 _MANIFEST_BYTES = 16 << 10
+# How long an opening waits for the list of backups.
+_ANSWER_S = 5.0
 # Level 3 looks back 2 MiB; a stream that wants more memory than 8 MiB is none that we made.
 _LEVEL, _WINDOW_LOG = 3, 23
 _PIECE = 1 << 20
@@ -80,6 +83,7 @@ class Backups:
     def __init__(self, settings: StorageConfig) -> None:
         self._settings = settings
         self._objects = ObjectStore(settings)
+        self.breaker = self._objects.breaker
 
     async def save(
         self,
@@ -117,8 +121,17 @@ class Backups:
         await self._objects.put_small(f"{_folder(chat)}/{key}{_MANIFEST}", text)
         return backup
 
-    async def list(self, chat: ChatId) -> Sequence[Backup]:
-        """Return the chat's backups, the newest first, without those whose manifest is damaged."""
+    async def list(self, chat: ChatId, *, soon: bool = False) -> Sequence[Backup]:
+        """Return the chat's backups, the newest first, without those whose manifest is damaged.
+
+        `soon`, as while a call waits: not if the store has just failed, nor for more than seconds.
+        """
+        if soon and self.breaker.is_open:
+            raise StorageUnavailable(self.breaker.why)
+        with self._objects.within(_ANSWER_S if soon else math.inf):
+            return await self._list(chat)
+
+    async def _list(self, chat: ChatId) -> Sequence[Backup]:
         found: list[Backup] = []
         for key in sorted(_keys(await self._own(chat), _MANIFEST), reverse=True):
             name = f"{_folder(chat)}/{key}{_MANIFEST}"

@@ -16,6 +16,7 @@ from anyio.abc import TaskGroup
 
 from mcp_sandbox.errors import ChatElsewhere, SandboxError, StorageUnavailable
 from mcp_sandbox.models import ChatId
+from mcp_sandbox.storage.breaker import CircuitBreaker
 from mcp_sandbox.storage.redis import FleetStore, Lease, LeaseState
 
 logger = logging.getLogger(__name__)
@@ -65,7 +66,7 @@ class Leases:
         self._lease_s, self._margin_s = lease_s, min(_MARGIN_S, lease_s / 6)
         self.held: dict[ChatId, Held] = {}
         self._turns: WeakValueDictionary[ChatId, anyio.Lock] = WeakValueDictionary()
-        self._why, self._not_before_s = "", 0.0
+        self._breaker = CircuitBreaker(now_s, most_s=_PAUSE_S)
         self._leaving = False
         self._tasks: TaskGroup
 
@@ -118,7 +119,7 @@ class Leases:
         """Note that the chat's sandbox is being removed: no server sends calls here meanwhile."""
         if held := self.held.get(chat):
             held.state = "ending"
-            if not self._is_away:
+            if not self._breaker.is_open:
                 await self._tell({chat: held})
 
     async def release_ended(self, chat: ChatId) -> None:
@@ -224,7 +225,7 @@ class Leases:
 
     async def _release(self, chats: Collection[ChatId]) -> None:
         gone = {chat: held for chat in chats if (held := self.held.pop(chat, None))}
-        if gone and not self._is_away:
+        if gone and not self._breaker.is_open:
             await self._tell(gone, gone=True)
 
     async def _tell(self, leases: dict[ChatId, Held], *, gone: bool = False) -> list[str]:
@@ -240,7 +241,7 @@ class Leases:
         except StorageUnavailable as exc:
             self._note_failure(exc)
             return []
-        self._why, self._not_before_s = "", 0.0
+        self._breaker.note_answer()
         return [*answers]
 
     def _note_use(self, chat: ChatId) -> bool:
@@ -257,7 +258,7 @@ class Leases:
 
     async def ask(self, ask: Callable[..., Awaitable[T]], *given: object) -> T:
         """Ask Redis, unless it has just failed to answer."""
-        if self._is_away:
+        if self._breaker.is_open:
             raise self._disagreement()
         try:
             return await ask(*given)
@@ -268,17 +269,13 @@ class Leases:
             self._note_failure(exc)
             raise self._disagreement() from exc
 
-    @property
-    def _is_away(self) -> bool:
-        return self._now_s() < self._not_before_s
-
     def _note_failure(self, exc: StorageUnavailable) -> None:
-        if not self._why:
+        if not self._breaker.failures:
             logger.warning("%s; chats that are open go on until their leases end", exc)
-        self._why, self._not_before_s = str(exc), self._now_s() + _PAUSE_S
+        self._breaker.note_failure(str(exc))
 
     def _disagreement(self) -> StorageUnavailable:
-        why = self._why.rstrip(".") or "this server was not heard of for too long"
+        why = self._breaker.why.rstrip(".") or "this server was not heard of for too long"
         return StorageUnavailable(
             f"the servers cannot agree who has this chat: {why}. Files are kept; call again when "
             f"Redis at {self._store.place} answers"

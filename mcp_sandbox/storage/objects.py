@@ -4,6 +4,7 @@ A server that refuses fails within a second, one that hangs within the limits be
 library raises becomes StorageUnavailable here, with what to do.
 """
 
+import math
 import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -16,6 +17,7 @@ from mcp_sandbox.config.sections import StorageConfig
 from mcp_sandbox.egress.secrets import SecretSource
 from mcp_sandbox.egress.targets import RefusedError
 from mcp_sandbox.errors import ConfigError, OperatorError, StorageUnavailable
+from mcp_sandbox.storage.breaker import CircuitBreaker
 
 try:
     import obstore
@@ -36,6 +38,8 @@ _ANSWER_S = 5.0
 _PART_S = 20.0
 _WHOLE_S = 4 * 3600.0
 _GIVE_UP_S = 5.0
+# Twice that is less than the minute after which all is saved when the store is back.
+_MOST_PAUSE_S = 20.0
 # What an error's text has, in the order of weight, and what each means. Names of objects are in
 # that text too.
 _CAUSES = {
@@ -59,6 +63,7 @@ class ObjectStore:
         """Raise ConfigError: a source of the keys cannot be understood."""
         self._settings = settings
         self._stores: dict[float, S3Store] = {}
+        self.breaker = CircuitBreaker(most_s=_MOST_PAUSE_S)
         self._keys = _find_keys(settings, StorageUnavailable)
 
     @asynccontextmanager
@@ -68,7 +73,7 @@ class ObjectStore:
         `shown_as`: a browser downloads it under this name (as Content-Disposition has it).
         """
         shown = {"Content-Disposition": f"attachment; filename*=UTF-8''{shown_as}"}
-        with self._translated(None):
+        with self._translated(math.inf):
             writer = obstore.open_writer_async(
                 await self._opened(),
                 name,
@@ -78,7 +83,7 @@ class ObjectStore:
             )
 
         async def write(data: bytes) -> None:
-            with self._translated(None):
+            with self._translated(math.inf):
                 await writer.write(data)
 
         try:
@@ -87,7 +92,7 @@ class ObjectStore:
             with anyio.move_on_after(_GIVE_UP_S, shield=True), suppress(BaseError, OSError):
                 await writer.__aexit__(*sys.exc_info())
             raise
-        with self._translated(None):
+        with self._translated(math.inf):
             await writer.close()
 
     async def put_small(self, name: str, data: bytes) -> None:
@@ -141,8 +146,9 @@ class ObjectStore:
             valid = timedelta(seconds=expires_s)
             return await obstore.sign_async(await self._opened(), "GET", name, valid)
 
-    async def _opened(self, limit_s: float = _PART_S) -> S3Store:
-        """Return the bucket for requests that take so long at most."""
+    async def _opened(self, limit_s: float = 0.0) -> S3Store:
+        """Return the bucket for requests that take so long at most, by default as parts may."""
+        limit_s = limit_s or _PART_S
         if limit_s not in self._stores:
             access, secret = [await key.value() for key in self._keys]
             connect, whole = timedelta(seconds=_ANSWER_S / 2), timedelta(seconds=limit_s)
@@ -160,21 +166,30 @@ class ObjectStore:
         return self._stores[limit_s]
 
     @contextmanager
-    def _translated(self, limit_s: float | None) -> Generator[None]:
-        where = f"the object store at {self._settings.endpoint}"
+    def within(self, limit_s: float) -> Generator[None]:
+        """Limit the time of what is asked in the block."""
         try:
             with anyio.fail_after(limit_s):
                 yield
         except TimeoutError as exc:
-            raise StorageUnavailable(
-                f"{where} did not answer within {limit_s:g} s: check that it runs"
-            ) from exc
+            raise self._failed(f"did not answer within {limit_s:g} s: check that it runs") from exc
+
+    @contextmanager
+    def _translated(self, limit_s: float) -> Generator[None]:
+        try:
+            with self.within(limit_s):
+                yield
         except (BaseError, OSError, ValueError) as exc:
             self._stores.clear()  # The keys may be others now.
             text = str(exc).partition("\n\nDebug source")[0]
             known = next((why for sign, why in _CAUSES.items() if sign in text), "")
             why = known.format(bucket=self._settings.bucket) or text[:300]
-            raise StorageUnavailable(f"{where} cannot be used: {why}") from exc
+            raise self._failed(f"cannot be used: {why}") from exc
+        self.breaker.note_answer()
+
+    def _failed(self, how: str) -> StorageUnavailable:
+        self.breaker.note_failure(why := f"the object store at {self._settings.endpoint} {how}")
+        return StorageUnavailable(why)
 
 
 class KeySource:
