@@ -2,19 +2,29 @@
 
 import atexit
 import functools
+import math
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from typing import Literal, Self
+
+import anyio
+from anyio.abc import SocketAttribute, SocketStream
 
 from mcp_sandbox.config.sections import StorageConfig
 
 PROGRAM = str(Path(sys.executable).parent / "rclone")
 ACCESS, SECRET = "a-key-of-tests", "a-secret-of-tests"
 BUCKET = "chats"
+# Lists and manifests are smaller.
+_LARGE = 100_000
 
 
 class S3Server:
@@ -51,11 +61,11 @@ class S3Server:
         given = self.settings().model_dump()
         return {f"MCP_SANDBOX_STORAGE__{name.upper()}": given[name] for name in names}
 
-    def start(self) -> None:
+    def start(self, access: str = ACCESS) -> None:
         if self._process:
             self._process.wait(10)
         command = [PROGRAM, "serve", "s3", "--addr", f"127.0.0.1:{self.port}"]
-        options = ["--auth-key", f"{ACCESS},{SECRET}", "--config", "/dev/null"]
+        options = ["--auth-key", f"{access},{SECRET}", "--config", "/dev/null"]
         self._process = subprocess.Popen(
             [*command, *options, str(self.folder)],
             stdout=subprocess.DEVNULL,
@@ -73,10 +83,10 @@ class S3Server:
         if self._process:
             self._process.send_signal(number)
 
-    def restart(self) -> None:
-        """Have it look at its files anew, which were changed."""
+    def restart(self, access: str = ACCESS) -> None:
+        """Have it look at its files anew, which were changed, and know another key."""
         self.strike()
-        self.start()
+        self.start(access)
 
     def close(self) -> None:
         self.strike()
@@ -92,3 +102,53 @@ def shared() -> S3Server:
     atexit.register(folder.cleanup)
     atexit.register(server.close)
     return server
+
+
+class FaultyLine:
+    """A line to a store on which a test lets large bodies crawl, stall or break off."""
+
+    def __init__(self, store: S3Server) -> None:
+        self.port = 0
+        self.fault: Literal["", "crawl", "stall", "cut"] = ""
+        self._store = store
+
+    @property
+    def endpoint(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    async def _join(self, client: SocketStream) -> None:
+        sizes = Counter[str]()
+        async with client, await anyio.connect_tcp("127.0.0.1", self._store.port) as server:
+            async with anyio.create_task_group() as tasks:
+                for way in ((client, server, "up"), (server, client, "down")):
+                    tasks.start_soon(self._carry, *way, sizes, tasks.cancel_scope)
+
+    async def _carry(
+        self,
+        source: SocketStream,
+        target: SocketStream,
+        way: str,
+        sizes: Counter[str],
+        line: anyio.CancelScope,
+    ) -> None:
+        with suppress(anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
+            while not (self.fault == "cut" and sizes[way] > _LARGE):
+                data = await source.receive()
+                # A request and its answer take turns.
+                sizes.update({way: len(data)})
+                del sizes["down" if way == "up" else "up"]
+                while self.fault and self.fault != "cut" and sizes[way] > _LARGE:
+                    await target.send(data[:1])
+                    data = data[1:]
+                    await anyio.sleep(0.02 if self.fault == "crawl" else math.inf)
+                await target.send(data)
+        line.cancel()
+
+    @asynccontextmanager
+    async def opened(self) -> AsyncGenerator[Self]:
+        async with await anyio.create_tcp_listener(local_host="127.0.0.1") as listener:
+            self.port = listener.extra(SocketAttribute.local_port)
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(listener.serve, self._join)
+                yield self
+                tasks.cancel_scope.cancel()

@@ -48,7 +48,7 @@ NEVER_SAVED = (
     "what was written or installed there, if anything, is lost."
 )
 
-Kept = Mapping[str, Any]
+BackupState = Mapping[str, Any]
 
 
 @dataclass
@@ -56,7 +56,7 @@ class _Chat:
     """What this server knows of a chat's files; `changed_s`: since when they are not saved.
 
     `calls` may have changed them, the last one at `called_s`. Times are by the steady clock.
-    `wanted`: what the next opening is to restore.
+    `wanted`: what the next opening is to restore. `is_behind`: newer files are in the store.
     """
 
     epoch: int = 1
@@ -65,6 +65,7 @@ class _Chat:
     calls: int = 0
     saved_at: datetime | None = None
     wanted: Sequence[Backup] = ()
+    is_behind: bool = False
     lock: anyio.Lock = field(default_factory=anyio.Lock)
     breaker: CircuitBreaker = field(default_factory=lambda: CircuitBreaker(most_s=_MOST_PAUSE_S))
 
@@ -226,7 +227,7 @@ class Saving:
     async def _note(self, chat: ChatId, one: _Chat) -> None:
         """Note in the chat's record what was saved, and whether that is all it has."""
 
-        def change(before: Any) -> Kept:  # noqa: ANN401 - JSON
+        def change(before: Any) -> BackupState:  # noqa: ANN401 - JSON
             is_clean = one.changed_s is None and not self.hold_of(chat).use().open
             saved = {"saved": one.saved_at.timestamp()} if one.saved_at else {}
             return {**(before or {}), **saved, "epoch": one.epoch, "clean": is_clean}
@@ -264,23 +265,25 @@ class Saving:
         lease = self._context.check_lease(chat)
         one.epoch, found = lease or own or 1, one.wanted
         try:
-            newest = found = found or await self.list(chat, soon=True)
-            is_older = newest and (not here or newest[0].epoch > own)
-            if is_older and runs:
+            found = found or await self.list(chat, soon=True)
+            is_newer = bool(found) and (not here or found[0].epoch > own)
+            one.is_behind = is_newer or bool(one.wanted)
+            if one.is_behind and runs:
                 return False
-            if lease or one.wanted or is_older or not own:
+            if lease or one.is_behind or not own:
                 one.epoch = next_epoch(
                     found, latest, lease or int(1000 * self._context.use_times.clock().wall_s)
                 )
             unpack = partial(self._unpack, chat, record)
-            wanted = found if one.wanted or is_older else ()
-            if wanted and (backup := await self._restore(chat, wanted, unpack, here=here)):
+            if one.is_behind and (backup := await self._restore(chat, found, unpack, here=here)):
                 one.saved_at, own = backup.saved_at, backup.epoch
+            one.is_behind = False
             if latest > own:
                 self._context.notices.add(chat, NEVER_SAVED)
         except StorageUnavailable as exc:
-            known = found or latest or own
-            unasked = describe_unasked(chat, exc, here=here and latest <= own, known=known)
+            newest_here = here and latest <= own and not one.is_behind
+            known = found or latest or own or one.is_behind
+            unasked = describe_unasked(chat, exc, here=newest_here, known=known)
             self._context.notices.add(chat, unasked)
         return True
 
@@ -320,7 +323,7 @@ class Saving:
                 async with hold.open_for_save():
                     done = [each for each in found if each.saved_at == one.saved_at]
             finally:
-                one.wanted = ()
+                one.wanted, one.is_behind = (), False
             if not done:
                 raise errors.BackupDamaged(f"no backup of chat {chat} can be restored: see the log")
             # So that it becomes the newest for other servers too.
@@ -417,8 +420,8 @@ def describe_unasked(chat: ChatId, exc: Exception, *, here: bool, known: object)
     """
     if known and not here:
         raise errors.BackendUnavailable(
-            f"the files of chat {chat} are in a backup only, and the object store does not answer "
-            f"({exc}): call again when it does"
+            f"the newest files of chat {chat} are in a backup, and the object store does not "
+            f"answer ({exc}): call again when it does"
         ) from exc
     mine = "these are the files of this machine" if here else "it begins without files"
     return f"Whether there are newer files in a backup could not be asked; {mine}."
