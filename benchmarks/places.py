@@ -82,13 +82,19 @@ class Opened:
 @asynccontextmanager
 async def open_sandbox(name: BackendName) -> AsyncGenerator[Opened]:
     """Open a sandbox in a place of its own."""
-    async with open_place(name) as place:
-        sandbox = await place.backend.create(await place.spec())
-        async with anyio.create_task_group() as tasks:
-            channel = Channel(await sandbox.open_channel(), sandbox.token)
-            await channel.open(tasks)
-            yield Opened(sandbox.id, Runtime(channel, keep_bytes=_KEEP_BYTES))
-            await channel.aclose()
+    async with open_place(name) as place, open_in(place, CHAT) as sandbox:
+        yield sandbox
+
+
+@asynccontextmanager
+async def open_in(place: Place, chat: ChatId) -> AsyncGenerator[Opened]:
+    """Open the sandbox of one chat."""
+    sandbox = await place.backend.create(await place.spec(chat))
+    async with anyio.create_task_group() as tasks:
+        channel = Channel(await sandbox.open_channel(), sandbox.token)
+        await channel.open(tasks)
+        yield Opened(sandbox.id, Runtime(channel, keep_bytes=_KEEP_BYTES))
+        await channel.aclose()
 
 
 @contextmanager
