@@ -9,7 +9,7 @@ import signal
 import sys
 import tarfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -295,6 +295,45 @@ def test_a_file_that_changes_while_it_is_read_keeps_its_size(
     with tarfile.open(fileobj=io.BytesIO(received)) as packed:
         sizes = {info.name: info.size for info in packed if info.isreg()}
     assert sizes == {"workspace/file": 5_000_000, "workspace/zz": 5}
+
+
+def test_much_is_packed_and_unpacked_in_little_memory(workspace: Path) -> None:
+    with open(workspace / "large", "wb") as file:
+        for _ in range(100):
+            file.write(b"x" * (1 << 20))
+    for number in range(5_000):
+        os.symlink("nowhere", workspace / f"link {number}")
+    archive_file = workspace.parent / "archive"
+    given = {**MOST, "max_bytes": 1 << 30, "max_entries": 30_000, "leave_out": []}
+    packed = grown(lambda: OPS["pack"](given, 0, os.open(archive_file, os.O_CREAT | os.O_RDWR)))
+    shutil.rmtree(workspace)
+    workspace.mkdir()
+    unpacked = grown(lambda: OPS["unpack"](given, os.open(archive_file, os.O_RDONLY), 1))
+    assert max(packed, unpacked) <= 64 << 10
+    assert len(os.listdir(workspace)) == 5_001
+
+
+def grown(work: Callable[[], object]) -> int:
+    """By how many KiB the memory of a child grows that does the work."""
+    source, target = os.pipe()
+    if not os.fork():
+        try:
+            Path("/proc/self/clear_refs").write_text("5")
+            idle = memory("VmRSS")
+            work()
+            os.write(target, str(memory("VmHWM") - idle).encode())
+        finally:
+            os._exit(0)
+    os.close(target)
+    with open(source) as said:
+        size = said.read()
+    os.wait()
+    return int(size)
+
+
+def memory(name: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(name))
 
 
 def test_folders_deeper_than_a_path_can_be_go_both_ways(workspace: Path) -> None:
