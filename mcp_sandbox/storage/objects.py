@@ -4,7 +4,6 @@ A server that refuses fails within a second, one that hangs within the limits be
 library raises becomes StorageUnavailable here, with what to do.
 """
 
-import math
 import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -62,7 +61,7 @@ class ObjectStore:
     def __init__(self, settings: StorageConfig) -> None:
         """Raise ConfigError: a source of the keys cannot be understood."""
         self._settings = settings
-        self._stores: dict[float, S3Store] = {}
+        self._store: S3Store | None = None
         self.breaker = CircuitBreaker(most_s=_MOST_PAUSE_S)
         self._keys = _find_keys(settings, StorageUnavailable)
 
@@ -73,7 +72,7 @@ class ObjectStore:
         `shown_as`: a browser downloads it under this name (as Content-Disposition has it).
         """
         shown = {"Content-Disposition": f"attachment; filename*=UTF-8''{shown_as}"}
-        with self._translated(math.inf):
+        with self._translated(_ANSWER_S):
             writer = obstore.open_writer_async(
                 await self._opened(),
                 name,
@@ -83,7 +82,7 @@ class ObjectStore:
             )
 
         async def write(data: bytes) -> None:
-            with self._translated(math.inf):
+            with self._translated(_PART_S):
                 await writer.write(data)
 
         try:
@@ -92,7 +91,7 @@ class ObjectStore:
             with anyio.move_on_after(_GIVE_UP_S, shield=True), suppress(BaseError, OSError):
                 await writer.__aexit__(*sys.exc_info())
             raise
-        with self._translated(math.inf):
+        with self._translated(2 * _PART_S):
             await writer.close()
 
     async def put_small(self, name: str, data: bytes) -> None:
@@ -113,7 +112,7 @@ class ObjectStore:
         """Yield an object in parts, or nothing if there is none."""
         with self._translated(_ANSWER_S):
             try:
-                found = await obstore.get_async(await self._opened(_WHOLE_S), name)
+                found = await obstore.get_async(await self._opened(), name)
             except FileNotFoundError:
                 return
         # Not by ranges: servers differ in how they answer these.
@@ -146,13 +145,11 @@ class ObjectStore:
             valid = timedelta(seconds=expires_s)
             return await obstore.sign_async(await self._opened(), "GET", name, valid)
 
-    async def _opened(self, limit_s: float = 0.0) -> S3Store:
-        """Return the bucket for requests that take so long at most, by default as parts may."""
-        limit_s = limit_s or _PART_S
-        if limit_s not in self._stores:
+    async def _opened(self) -> S3Store:
+        if self._store is None:
             access, secret = [await key.value() for key in self._keys]
-            connect, whole = timedelta(seconds=_ANSWER_S / 2), timedelta(seconds=limit_s)
-            self._stores[limit_s] = S3Store(
+            connect, whole = timedelta(seconds=_ANSWER_S / 2), timedelta(seconds=_WHOLE_S)
+            self._store = S3Store(
                 self._settings.bucket,
                 prefix=self._settings.prefix or None,
                 endpoint=self._settings.endpoint,
@@ -163,7 +160,7 @@ class ObjectStore:
                 client_options={"allow_http": True, "connect_timeout": connect, "timeout": whole},
                 retry_config={"max_retries": 2, "retry_timeout": timedelta(seconds=_PART_S)},
             )
-        return self._stores[limit_s]
+        return self._store
 
     @contextmanager
     def within(self, limit_s: float) -> Generator[None]:
@@ -180,7 +177,7 @@ class ObjectStore:
             with self.within(limit_s):
                 yield
         except (BaseError, OSError, ValueError) as exc:
-            self._stores.clear()  # The keys may be others now.
+            self._store = None  # The keys may be others now.
             text = str(exc).partition("\n\nDebug source")[0]
             known = next((why for sign, why in _CAUSES.items() if sign in text), "")
             why = known.format(bucket=self._settings.bucket) or text[:300]
