@@ -69,6 +69,10 @@ class _Chat:
     lock: anyio.Lock = field(default_factory=anyio.Lock)
     breaker: CircuitBreaker = field(default_factory=lambda: CircuitBreaker(most_s=_MOST_PAUSE_S))
 
+    def describe(self, before: BackupState, *, clean: bool) -> BackupState:
+        saved = {"saved": self.saved_at.timestamp()} if self.saved_at else {}
+        return {**before, **saved, "epoch": self.epoch, "clean": clean}
+
 
 class Saving:
     """The backups of all chats of one manager.
@@ -227,10 +231,9 @@ class Saving:
     async def _note(self, chat: ChatId, one: _Chat) -> None:
         """Note in the chat's record what was saved, and whether that is all it has."""
 
-        def change(before: Any) -> BackupState:  # noqa: ANN401 - JSON
+        def change(before: BackupState | None) -> BackupState:
             is_clean = one.changed_s is None and not self.hold_of(chat).use().open
-            saved = {"saved": one.saved_at.timestamp()} if one.saved_at else {}
-            return {**(before or {}), **saved, "epoch": one.epoch, "clean": is_clean}
+            return one.describe(before or {}, clean=is_clean)
 
         now_s = self._context.use_times.clock().wall_s
         await self._context.records.keep(chat, BACKUP, change, now_s)
@@ -289,21 +292,16 @@ class Saving:
 
     def describe(self, chat: ChatId, record: ChatRecord | None) -> Mapping[str, Any]:
         """Return what is `further` stored of a chat whose sandbox is open."""
-        one, kept = self._chats[chat], dict(read_backup(record))
-        kept.pop("newest", None)
-        saved = {"saved": one.saved_at.timestamp()} if one.saved_at else {}
-        news = {**kept, **saved, "epoch": one.epoch, "clean": False}
+        kept = {name: value for name, value in read_backup(record).items() if name != "newest"}
+        news = self._chats[chat].describe(kept, clean=False)
         return {**(record.further if record else {}), BACKUP: news}
 
     async def find(self, chat: ChatId, key: str | None = None) -> Sequence[Backup]:
         """Return the chat's backups of that key, or all, the newest first. Raises NotFound."""
         if found := [each for each in await self.list(chat) if key in (None, each.key)]:
             return found
-        what, where = (
-            f"no backup {key}" if key else "no backup",
-            f"`mcp-sandbox backup list {chat}`",
-        )
-        raise errors.NotFound(f"chat {chat} has {what}: see `mcp-sandbox ls` and {where}")
+        which, seen = f" {key}" if key else "", f"`mcp-sandbox backup list {chat}`"
+        raise errors.NotFound(f"chat {chat} has no backup{which}: see `mcp-sandbox ls` and {seen}")
 
     async def restore(self, chat: ChatId, key: str | None = None) -> Backup:
         """Open a new sandbox on the files of a backup, by default of the newest that is sound.

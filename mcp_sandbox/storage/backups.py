@@ -230,14 +230,13 @@ class Backups:
         name = f"check/{secrets.token_hex(8)}"
         await self._objects.put_small(name, b"ok")
         try:
-            if await self._objects.get_small(name, 2) != b"ok" or not await self._objects.list(
-                "check"
-            ):
-                raise StorageUnavailable(
-                    "the object store does not return what was stored: is storage.endpoint S3?"
-                )
+            found = await self._objects.get_small(name, 2), [*await self._objects.list("check")]
         finally:
             await self._objects.delete([name])
+        if found[0] != b"ok" or name not in found[1]:
+            raise StorageUnavailable(
+                "the object store does not return what was stored: is storage.endpoint S3?"
+            )
 
 
 class _Stream:

@@ -101,12 +101,11 @@ class ObjectStore:
 
     async def get_small(self, name: str, most: int) -> bytes:
         """Return a small object; b"" if there is none, or one of more than `most` bytes."""
-        with self._translated(_ANSWER_S):
-            try:
-                found = await obstore.get_async(await self._opened(), name)
-            except FileNotFoundError:
-                return b""
-            return bytes(await found.bytes_async()) if found.meta["size"] <= most else b""
+        with self._translated(_ANSWER_S), suppress(FileNotFoundError):
+            found = await obstore.get_async(await self._opened(), name)
+            if found.meta["size"] <= most:
+                return bytes(await found.bytes_async())
+        return b""
 
     async def get(self, name: str) -> AsyncGenerator[bytes]:
         """Yield an object in parts, or nothing if there is none."""
@@ -133,11 +132,8 @@ class ObjectStore:
     async def delete(self, names: Sequence[str]) -> None:
         """Remove objects; one that is gone already is not an error."""
         for name in names:
-            with self._translated(_ANSWER_S):
-                try:
-                    await obstore.delete_async(await self._opened(), name)
-                except FileNotFoundError:
-                    continue
+            with self._translated(_ANSWER_S), suppress(FileNotFoundError):
+                await obstore.delete_async(await self._opened(), name)
 
     async def sign(self, name: str, expires_s: float) -> str:
         """Return a URL by which anybody who has it downloads the object, for so long."""
