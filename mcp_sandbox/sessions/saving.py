@@ -43,7 +43,7 @@ _LOOK_S = 5.0
 _AT_ONCE = 2
 _MOST_PAUSE_S = 20.0
 _DESTROY_S = 20.0
-NEVER_SAVED = (
+_NEVER_SAVED = (
     "Another server has had this chat since these files were saved, and has saved nothing of it: "
     "what was written or installed there, if anything, is lost."
 )
@@ -260,11 +260,28 @@ class Saving:
             BackendUnavailable: its files are in the store alone, which does not answer, or are
                 larger than they may be now.
         """
-        kept, here = read_backup(record), await self._context.workspaces.exist(chat)
+        here = await self._context.workspaces.exist(chat)
+        if chat not in self._chats:
+            now_s, is_left = self._now_s(), here and not read_backup(record).get("clean")
+            self._chats[chat] = _Chat(changed_s=now_s if is_left else None, called_s=now_s)
+        unpack = partial(self._unpack, chat, record)
+        return await self._bring(chat, record, unpack, here=here, runs=runs) is not None
+
+    async def _bring(
+        self,
+        chat: ChatId,
+        record: ChatRecord | None,
+        unpack: Callable[[Backup], Awaitable[None]],
+        *,
+        here: bool,
+        runs: bool = False,
+    ) -> Sequence[Backup] | None:
+        """Have the newest files unpacked, unless they are `here`, and set the chat's epoch.
+
+        Return the backups that there are; None, and do nothing, if a sandbox `runs` on older files.
+        """
+        kept, one, notices = read_backup(record), self._chats[chat], self._context.notices
         own, latest = (int(kept.get(name, 0)) for name in ("epoch", "newest"))
-        if (one := self._chats.get(chat)) is None:
-            now_s, is_left = self._now_s(), here and not kept.get("clean")
-            one = self._chats[chat] = _Chat(changed_s=now_s if is_left else None, called_s=now_s)
         lease = self._context.check_lease(chat)
         one.epoch, found = lease or own or 1, one.wanted
         try:
@@ -272,23 +289,25 @@ class Saving:
             is_newer = bool(found) and (not here or found[0].epoch > own)
             one.is_behind = is_newer or bool(one.wanted)
             if one.is_behind and runs:
-                return False
+                return None
+            newest = max([own, latest, *(each.epoch for each in found)])
             if lease or one.is_behind or not own:
-                one.epoch = next_epoch(
-                    found, latest, lease or int(1000 * self._context.use_times.clock().wall_s)
-                )
-            unpack = partial(self._unpack, chat, record)
+                now_ms = int(1000 * self._context.use_times.clock().wall_s)
+                one.epoch = max(lease or now_ms, newest + 1)
             if one.is_behind and (backup := await self._restore(chat, found, unpack, here=here)):
-                one.saved_at, own = backup.saved_at, backup.epoch
+                one.saved_at = backup.saved_at
             one.is_behind = False
-            if latest > own:
-                self._context.notices.add(chat, NEVER_SAVED)
         except StorageUnavailable as exc:
-            newest_here = here and latest <= own and not one.is_behind
-            known = found or latest or own or one.is_behind
-            unasked = describe_unasked(chat, exc, here=newest_here, known=known)
-            self._context.notices.add(chat, unasked)
-        return True
+            if one.is_behind or latest > own or (own and not here):
+                raise errors.BackendUnavailable(
+                    f"the newest files of chat {chat} are in a backup, and the object store does "
+                    f"not answer ({exc}): call again when it does"
+                ) from exc
+            mine = "these are the files of this machine" if here else "it begins without files"
+            notices.add(chat, f"Whether there are newer files could not be asked; {mine}.")
+        if latest > max([own, *(each.epoch for each in found)]):
+            notices.add(chat, _NEVER_SAVED)
+        return found
 
     def describe(self, chat: ChatId, record: ChatRecord | None) -> Mapping[str, Any]:
         """Return what is `further` stored of a chat whose sandbox is open."""
@@ -404,25 +423,6 @@ class Saving:
         async with self._chats[chat].lock:
             await self._backups.remove(chat)
             self._chats.pop(chat, None)
-
-
-def next_epoch(found: Sequence[Backup], latest: int, now: int) -> int:
-    """Return an epoch above those of the backups and the latest one."""
-    return max([now, latest + 1, *(backup.epoch + 1 for backup in found)])
-
-
-def describe_unasked(chat: ChatId, exc: Exception, *, here: bool, known: object) -> str:
-    """Return what to tell when the store did not answer.
-
-    Raises BackendUnavailable: files are `known`, and in the store alone.
-    """
-    if known and not here:
-        raise errors.BackendUnavailable(
-            f"the newest files of chat {chat} are in a backup, and the object store does not "
-            f"answer ({exc}): call again when it does"
-        ) from exc
-    mine = "these are the files of this machine" if here else "it begins without files"
-    return f"Whether there are newer files in a backup could not be asked; {mine}."
 
 
 def _moment(backup: Backup) -> str:

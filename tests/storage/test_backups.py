@@ -440,7 +440,7 @@ async def test_a_key_comes_from_a_variable_too(
 
 UNREADABLE = {
     "env:TEST_NONE": "the variable TEST_NONE is not set",
-    "file:/nowhere/key": "its source cannot be used: No such file",
+    "file:/nowhere/key": "its file cannot be used: No such file",
 }
 
 

@@ -31,7 +31,7 @@ from mcp_sandbox.sessions.sandbox.chat_sandbox import ChatSandbox
 from mcp_sandbox.sessions.sandbox.context import OpenSandbox, SessionContext
 from mcp_sandbox.sessions.sandbox.files import PAUSE_S
 from mcp_sandbox.sessions.sandbox.warm_pool import connect
-from mcp_sandbox.sessions.saving import NEVER_SAVED, Saving, describe_unasked, next_epoch
+from mcp_sandbox.sessions.saving import Saving
 from mcp_sandbox.storage.backups import Backup, Backups
 from mcp_sandbox.workspace import layout
 from mcp_sandbox.workspace.directory import ChatDirectories, Workspaces
@@ -156,31 +156,18 @@ class SandboxFiles(Saving):
 
     async def _fill(self, chat: ChatId, runtime: Runtime) -> None:
         """Bring the chat's newest files into a new sandbox, and mark them."""
-        record, one = await self._context.records.get(chat), self._chats[chat]
-        kept, limit = read_backup(record), self._context.settings.workspace.size_limit
-        own, latest = (int(kept.get(name, 0)) for name in ("epoch", "newest"))
+        record = await self._context.records.get(chat)
+        limit = self._context.settings.workspace.size_limit
 
         async def unpack(backup: Backup) -> None:
             await self._unpack_in(runtime, backup, ROOTS[:2], limit)
 
         await runtime.files.mark(f"{chat} -")
-        found = one.wanted
-        try:
-            found = found or await self.list(chat, soon=True)
-            if found and (backup := await self._restore(chat, found, unpack, here=False)):
-                one.saved_at = backup.saved_at
-        except StorageUnavailable as exc:
-            known = found or "epoch" in kept
-            self._context.notices.add(chat, describe_unasked(chat, exc, here=False, known=known))
-        if not found and record and record.backend:
+        if not await self._bring(chat, record, unpack, here=False) and record and record.backend:
             self._context.notices.add(
                 chat, "The sandbox with your files is gone and there is no backup: they are lost."
             )
-        if latest > max((each.epoch for each in found), default=0):
-            self._context.notices.add(chat, NEVER_SAVED)
-        now = self._context.check_lease(chat) or int(1000 * self._context.use_times.clock().wall_s)
-        one.epoch = next_epoch(found, max(own, latest), now)
-        await runtime.files.mark(f"{chat} {one.epoch}")
+        await runtime.files.mark(f"{chat} {self._chats[chat].epoch}")
 
     async def _has_newest(self, chat: ChatId, runtime: Runtime) -> bool:
         """Return whether a sandbox has the chat's newest files; older ones are saved as such."""
