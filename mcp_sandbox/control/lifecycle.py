@@ -31,7 +31,7 @@ from mcp_sandbox import __version__
 from mcp_sandbox.agents.executors.direct import Direct
 from mcp_sandbox.agents.run import Agent
 from mcp_sandbox.control import work
-from mcp_sandbox.control.work import Answer, Given, Json, Put, Streamed, line
+from mcp_sandbox.control.work import Answer, Json, RequestModel, StreamedAnswer, Write, encode_line
 from mcp_sandbox.errors import Busy, InvalidArgument, NotFound, SandboxError, Unsupported
 from mcp_sandbox.models import ChatId, SessionStatus, Statistics
 from mcp_sandbox.server.identity import CALLER
@@ -45,11 +45,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 # How many events a client may be behind before it is cut off.
-_BEHIND = 256
+_MOST_BEHIND = 256
 _PUBLISHED = ("providerSandboxId", "provider", "containerUrl", "isNewProvision")
 
 
-class Prepare(Given):
+class Prepare(RequestModel):
     """Which chat, for which expert (an assistant of the configuration) and project."""
 
     chat_session_id: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")
@@ -104,13 +104,13 @@ class Health:
     healthy: bool | None
 
 
-class Restore(Given):
+class Restore(RequestModel):
     """Which backup; by default the newest that is sound."""
 
     key: str | None = None
 
 
-class Invoke(Given):
+class Invoke(RequestModel):
     """What an assistant is asked, by default that of the session, and in whose sandbox.
 
     "local": in the sandbox of the chat `sandbox_session_id` on this server; "none": without one.
@@ -257,7 +257,7 @@ class Control:
         described = await self.describe(status)
         answer = Answer[SandboxSession](data=described).model_dump(mode="json")
         await self._publish(status.id, answer["data"])
-        event = b"event: session\ndata: " + line(**answer) + b"\n"
+        event = b"event: session\ndata: " + encode_line(**answer) + b"\n"
         for listener, user in list(self._listeners.items()):
             if user == chat.user:
                 try:
@@ -278,15 +278,15 @@ class Control:
         except SandboxError as exc:
             logger.warning("session %s: what it is now cannot be published: %s", session_id, exc)
 
-    async def listen(self, user: str, put: Put) -> None:
-        """Give the events of a user's sessions to `put`, until it is cancelled."""
-        send, receive = anyio.create_memory_object_stream[bytes](_BEHIND)
+    async def listen(self, user: str, write: Write) -> None:
+        """Give the events of a user's sessions to `write`, until it is cancelled."""
+        send, receive = anyio.create_memory_object_stream[bytes](_MOST_BEHIND)
         self._listeners[send] = user
         try:
             with send, receive:
-                await put(b": these are the changes from now on\n\n")
+                await write(b": these are the changes from now on\n\n")
                 async for event in receive:
-                    await put(event)
+                    await write(event)
         finally:
             del self._listeners[send]
 
@@ -315,110 +315,110 @@ class Control:
         return await self.announce(row.chat) or await self.describe(row)
 
 
-async def _control(request: Request) -> Control:
+async def _find_control(request: Request) -> Control:
     control: Control = request.app.state.control
     return control
 
 
-Steered = Annotated[Control, Depends(_control)]
+ControlState = Annotated[Control, Depends(_find_control)]
 
 
-async def _user(request: Request) -> str:
+async def _find_user(request: Request) -> str:
     user: str = request.scope[CALLER].user
     return user
 
 
-User = Annotated[str, Depends(_user)]
+User = Annotated[str, Depends(_find_user)]
 
 
-async def _row(control: Steered, user: User, id: str) -> SessionStatus:  # noqa: A002 - in the path
+async def _find_session(control: ControlState, user: User, id: str) -> SessionStatus:  # noqa: A002 - in the path
     return await control.find(user, id)
 
 
-async def _live(control: Steered, user: User, id: str) -> SessionStatus:  # noqa: A002 - in the path
+async def _find_live_session(control: ControlState, user: User, id: str) -> SessionStatus:  # noqa: A002 - in the path
     return await control.find_live(user, id)
 
 
-Row = Annotated[SessionStatus, Depends(_row)]
-Live = Annotated[SessionStatus, Depends(_live)]
+KnownSession = Annotated[SessionStatus, Depends(_find_session)]
+LiveSession = Annotated[SessionStatus, Depends(_find_live_session)]
 lifecycle = APIRouter(prefix="/api", tags=["lifecycle"], default_response_class=Json)
 
 
 @lifecycle.post("/marketplace/expert/prepare-invoke")
 @lifecycle.post("/sandbox/prepare")
 async def prepare(
-    control: Steered, user: User, given: Prepare
+    control: ControlState, user: User, body: Prepare
 ) -> Answer[dict[str, SandboxSession]]:
     """Get or create the sandbox of a chat; the answer tells what is true now.
 
     The sandbox is made beside: `providerSandboxId` is null until it is there.
     """
-    chat = ChatId(user, given.chat_session_id)
-    spec = await control.check_access(chat, given)
+    chat = ChatId(user, body.chat_session_id)
+    spec = await control.check_access(chat, body)
     async with control.take_turn(chat):
-        await control.make(chat, spec, given.project_id)
+        await control.make(chat, spec, body.project_id)
     row = await control.find(user, name_session(chat))
     return Answer(data={"sandboxSession": await control.describe(row)})
 
 
-@lifecycle.post("/agent/invoke", response_class=Streamed, status_code=200)
-async def invoke(control: Steered, user: User, given: Invoke) -> Streamed:
+@lifecycle.post("/agent/invoke", response_class=StreamedAnswer, status_code=200)
+async def invoke(control: ControlState, user: User, body: Invoke) -> StreamedAnswer:
     """Have an assistant work in a session.
 
     Each line of the answer is `{"event": …}`, of which the last is a Completion, or `{"error": …}`.
     If the client hangs up, the run ends.
     """
-    return await _run_agent(control, user, given, resume=False)
+    return await _run_agent(control, user, body, resume=False)
 
 
-@lifecycle.post("/agent/resume", response_class=Streamed, status_code=200)
-async def go_on(control: Steered, user: User, given: Invoke) -> Streamed:
+@lifecycle.post("/agent/resume", response_class=StreamedAnswer, status_code=200)
+async def go_on(control: ControlState, user: User, body: Invoke) -> StreamedAnswer:
     """Have an assistant go on with its last conversation in a session; as `invoke`."""
-    return await _run_agent(control, user, given, resume=True)
+    return await _run_agent(control, user, body, resume=True)
 
 
-async def _run_agent(control: Control, user: str, given: Invoke, *, resume: bool) -> Streamed:
-    chat = ChatId(user, given.sandbox_session_id or "local")
-    assistant, project = given.assistant, None
-    if given.sandbox_mode == "cloud":
-        row = await control.find_live(user, given.sandbox_session_id)
-        if given.sandbox_provider not in (None, row.backend):
+async def _run_agent(control: Control, user: str, body: Invoke, *, resume: bool) -> StreamedAnswer:
+    chat = ChatId(user, body.sandbox_session_id or "local")
+    assistant, project = body.assistant, None
+    if body.sandbox_mode == "cloud":
+        row = await control.find_live(user, body.sandbox_session_id)
+        if body.sandbox_provider not in (None, row.backend):
             raise InvalidArgument(f"session {row.id} has the provider {row.backend}")
         chat, assistant = row.chat, assistant or row.assistant
         project = (await control.read_note(chat)).get("project")
     access = {"chatSessionId": chat.chat, "projectId": project}
     access |= {"expertIdentifier": assistant} if assistant else {}
     await control.check_access(chat, Prepare.model_validate(access))
-    command = Direct.name if given.sandbox_mode == "none" else ""
+    command = Direct.name if body.sandbox_mode == "none" else ""
 
-    async def make(put: Put) -> None:
+    async def produce(write: Write) -> None:
         async with (
             control.open_agent(
                 chat=chat.chat, user=chat.user, assistant=assistant, command=command
             ) as agent,
-            aclosing(agent.stream(given.messages, resume=resume)) as events,
+            aclosing(agent.stream(body.messages, resume=resume)) as events,
         ):
             async for event in events:
-                await put(line(event={"type": type(event).__name__, **asdict(event)}))
+                await write(encode_line(event={"type": type(event).__name__, **asdict(event)}))
 
-    return Streamed(make, work.LINES)
+    return StreamedAnswer(produce, work.LINES)
 
 
 @lifecycle.get("/sandbox/by-chat/{chat}")
-async def by_chat(control: Steered, user: User, chat: str) -> Answer[SandboxSession]:
+async def by_chat(control: ControlState, user: User, chat: str) -> Answer[SandboxSession]:
     """Return the session of a chat."""
     row = await control.find(user, name_session(ChatId(user, chat)))
     return Answer(data=await control.describe(row))
 
 
 @lifecycle.get("/sandbox/{id}/status")
-async def status(control: Steered, row: Row) -> Answer[SandboxSession]:
+async def status(control: ControlState, row: KnownSession) -> Answer[SandboxSession]:
     """Return what a session is now."""
     return Answer(data=await control.describe(row))
 
 
 @lifecycle.get("/sandbox/{id}/health")
-async def health(control: Steered, row: Row) -> Answer[Health]:
+async def health(control: ControlState, row: KnownSession) -> Answer[Health]:
     """Return whether a running sandbox answers."""
     described, manager = await control.describe(row), await control.manager()
     runs = row.state == "running"
@@ -426,7 +426,7 @@ async def health(control: Steered, row: Row) -> Answer[Health]:
 
 
 @lifecycle.post("/sandbox/{id}/pause")
-async def pause(control: Steered, row: Live) -> Answer[Paused]:
+async def pause(control: ControlState, row: LiveSession) -> Answer[Paused]:
     """Stop all that runs in a sandbox until it is resumed, or used."""
     manager, row = await control.manager(), await control.wait_made(row)
     is_idle = not row.busy
@@ -442,7 +442,7 @@ async def pause(control: Steered, row: Live) -> Answer[Paused]:
 
 
 @lifecycle.post("/sandbox/{id}/resume")
-async def resume(control: Steered, row: Live) -> Answer[SandboxSession]:
+async def resume(control: ControlState, row: LiveSession) -> Answer[SandboxSession]:
     """Let a paused sandbox go on; make one where there is none."""
     async with control.take_turn(row.chat):
         is_there = await (await control.manager()).resume(row.chat) or row.sandbox_id is not None
@@ -454,8 +454,8 @@ async def resume(control: Steered, row: Live) -> Answer[SandboxSession]:
 
 @lifecycle.post("/sandbox/{id}/terminate")
 async def terminate(
-    control: Steered,
-    row: Row,
+    control: ControlState,
+    row: KnownSession,
     force: Annotated[bool, Query(description="also one whose files cannot be saved")] = False,
 ) -> Answer[Terminated]:
     """End a sandbox; files stay until retention removes them.
@@ -476,24 +476,24 @@ async def terminate(
 
 
 @lifecycle.post("/sandbox/{id}/sync")
-async def sync(control: Steered, row: Live) -> Answer[Saved | None]:
+async def sync(control: ControlState, row: LiveSession) -> Answer[Saved | None]:
     """Save the files of a session now; null if it has none on this server."""
     saved = await (await control.manager()).backups.save(row.chat)
     return Answer(data=Saved(saved.key, saved.saved_at) if saved else None)
 
 
 @lifecycle.post("/sandbox/{id}/restore")
-async def restore(control: Steered, row: Live, given: Restore) -> Answer[Saved]:
+async def restore(control: ControlState, row: LiveSession, body: Restore) -> Answer[Saved]:
     """Open a new sandbox on the files of a backup; those that are there go to the trash."""
     if row.busy:
         raise Busy(f"{row.busy} calls are under way in session {row.id}: restore it after them")
-    found = await (await control.manager()).backups.restore(row.chat, given.key)
+    found = await (await control.manager()).backups.restore(row.chat, body.key)
     return Answer(data=Saved(found.key, found.saved_at))
 
 
 @lifecycle.get("/sandbox")
 async def sessions(
-    control: Steered,
+    control: ControlState,
     user: User,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
     offset: Annotated[int, Query(ge=0)] = 0,
@@ -505,15 +505,15 @@ async def sessions(
 
 
 @lifecycle.get("/stats")
-async def stats(control: Steered) -> Answer[Statistics]:
+async def stats(control: ControlState) -> Answer[Statistics]:
     """Return what this server holds now."""
     return Answer(data=(await control.manager()).statistics())
 
 
-@lifecycle.get("/events", response_class=Streamed, status_code=200)
-async def events(control: Steered, user: User) -> Streamed:
+@lifecycle.get("/events", response_class=StreamedAnswer, status_code=200)
+async def events(control: ControlState, user: User) -> StreamedAnswer:
     """Stream each change of the user's sessions, as server-sent events."""
-    return Streamed(partial(control.listen, user), work.EVENTS)
+    return StreamedAnswer(partial(control.listen, user), work.EVENTS)
 
 
 def make_app(control: Control) -> FastAPI:

@@ -31,7 +31,7 @@ from mcp_sandbox.sessions.session import Session
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-Put = Callable[[bytes], Awaitable[None]]
+Write = Callable[[bytes], Awaitable[None]]
 Path = Annotated[str, Query(description="in the workspace, or absolute inside", min_length=1)]
 
 # A silent command shows by an empty line that it goes on: proxies cut what is silent for a minute.
@@ -39,10 +39,10 @@ _ALIVE_S = 15.0
 # How long a client may take nothing of an answer, or send nothing of a file.
 _STALLED_S = 60.0
 # What readers of lines take for an end of one, and JSON lets stand.
-_BREAKS = {ord(each): f"\\u{ord(each):04x}" for each in "\x85\u2028\u2029"}
+_LINE_BREAKS = {ord(each): f"\\u{ord(each):04x}" for each in "\x85\u2028\u2029"}
 LINES, EVENTS, _BYTES = "application/x-ndjson", "text/event-stream", "application/octet-stream"
 # What is sent in long silence.
-_ALIVE = {LINES: b"\n", EVENTS: b": \n\n"}
+_KEEPALIVE = {LINES: b"\n", EVENTS: b": \n\n"}
 
 # The first that fits counts; 410 is what no proxy asks for again.
 _STATUS: Mapping[int, tuple[type[SandboxError], ...]] = {
@@ -87,7 +87,7 @@ async def answer_problem(_request: Request, error: Exception) -> Response:
     return Json(found, found["status"], media_type="application/problem+json")
 
 
-class Given(BaseModel):
+class RequestModel(BaseModel):
     """What a client sends: nothing is guessed, and no name too many is passed over."""
 
     model_config = ConfigDict(
@@ -116,11 +116,11 @@ class Json(JSONResponse):
     """JSON in one line of valid UTF-8: in names that are none, each odd byte is shown as `?`."""
 
     def render(self, content: object) -> bytes:
-        text = json.dumps(content, ensure_ascii=False).translate(_BREAKS)
+        text = json.dumps(content, ensure_ascii=False).translate(_LINE_BREAKS)
         return text.encode("utf-8", "replace")
 
 
-class CommandRequest(Given):
+class CommandRequest(RequestModel):
     """A bash command line, or a program and its arguments; as the tool `exec` takes it."""
 
     command: str | list[str] = Field(min_length=1)
@@ -134,7 +134,7 @@ class CommandRequest(Given):
     until: str | None = None
 
 
-class Edit(Given):
+class Edit(RequestModel):
     """A text of a file that is to be another."""
 
     path: str
@@ -144,48 +144,48 @@ class Edit(Given):
     dry_run: bool = False
 
 
-class Port(Given):
+class Port(RequestModel):
     """Where in the sandbox a web server listens."""
 
     port: int = Field(gt=0, lt=65536)
 
 
-class Share(Given):
+class Share(RequestModel):
     """A file that anybody who has its address may download for this long, a day at most."""
 
     path: str = Field(min_length=1)
     expires_s: float = 3600
 
 
-class Streamed(StreamingResponse):
+class StreamedAnswer(StreamingResponse):
     """A body that is made while it is sent; it ends when its client hangs up.
 
     An error before the first byte is the answer in place of it. After that it is the last line of
     lines of JSON; else the connection is broken, as what came is not the whole.
     """
 
-    def __init__(self, make: Callable[[Put], Awaitable[object]], media_type: str) -> None:
+    def __init__(self, produce: Callable[[Write], Awaitable[object]], media_type: str) -> None:
         """`make` gives the pieces to its argument."""
         headers = {"x-content-type-options": "nosniff", "cache-control": "no-store"}
         super().__init__((), media_type=media_type, headers=headers)
-        self._make, self._begun, self._turn = make, False, anyio.Lock()
+        self._produce, self._begun, self._turn = produce, False, anyio.Lock()
 
     async def stream_response(self, send: Send) -> None:
-        put = partial(self._put, send)
+        write = partial(self._write, send)
         try:
             async with own_tasks() as tasks:
-                tasks.start_soon(self._stay_alive, put)
-                await self._make(put)
+                tasks.start_soon(self._keep_alive, write)
+                await self._produce(write)
         except SandboxError as exc:
             if not self._begun:
                 raise
             logger.info("an answer was cut short: %s", exc)
             if self.media_type != LINES:
                 return
-            await put(line(error=describe_problem(exc)))
-        await put(b"", more=False)
+            await write(encode_line(error=describe_problem(exc)))
+        await write(b"", more=False)
 
-    async def _put(self, send: Send, data: bytes, *, more: bool = True) -> None:
+    async def _write(self, send: Send, data: bytes, *, more: bool = True) -> None:
         async with self._turn:
             if not self._begun:
                 self._begun = True
@@ -196,28 +196,28 @@ class Streamed(StreamingResponse):
         if limit.cancelled_caught:
             raise ClientDisconnect
 
-    async def _stay_alive(self, put: Put) -> None:
-        while alive := _ALIVE.get(self.media_type or ""):
+    async def _keep_alive(self, write: Write) -> None:
+        while alive := _KEEPALIVE.get(self.media_type or ""):
             await anyio.sleep(_ALIVE_S)
-            await put(alive)
+            await write(alive)
 
 
-async def _session(request: Request, id: str) -> Session:  # noqa: A002 - its name in the path
+async def _find_session(request: Request, id: str) -> Session:  # noqa: A002 - its name in the path
     found: Session = await request.app.state.control.session(request.scope, id)
     return found
 
 
-Here = Annotated[Session, Depends(_session)]
+CurrentSession = Annotated[Session, Depends(_find_session)]
 work = APIRouter(prefix="/api/sandbox/{id}", tags=["work"], default_response_class=Json)
 
 
-def line(**told: object) -> bytes:
+def encode_line(**fields: object) -> bytes:
     """Return one line of an answer in lines of JSON."""
-    return bytes(Json(told).body) + b"\n"
+    return bytes(Json(fields).body) + b"\n"
 
 
-@work.post("/exec", response_class=Streamed, status_code=200)
-async def run_command(here: Here, given: CommandRequest) -> Streamed:
+@work.post("/exec", response_class=StreamedAnswer, status_code=200)
+async def run_command(session: CurrentSession, body: CommandRequest) -> StreamedAnswer:
     """Run a command; each line of the answer is JSON.
 
     `{"output": {"stream", "text"}}` as it is printed, with gaps if the client is slow; the last
@@ -225,93 +225,95 @@ async def run_command(here: Here, given: CommandRequest) -> Streamed:
     and all that it started ends.
     """
 
-    async def make(put: Put) -> None:
+    async def produce(write: Write) -> None:
         decoders = {
             name: getincrementaldecoder("utf-8")("replace") for name in ("stdout", "stderr")
         }
 
         async def show(stream: str, data: bytes) -> None:
-            await put(line(output={"stream": stream, "text": decoders[stream].decode(data)}))
+            await write(
+                encode_line(output={"stream": stream, "text": decoders[stream].decode(data)})
+            )
 
-        result = await here.exec(**given.model_dump(), on_output=show)
-        told = Answer[ExecResult](data=result).model_dump(mode="json")
-        await put(line(**told, notices=await here.take_notices()))
+        result = await session.exec(**body.model_dump(), on_output=show)
+        answer = Answer[ExecResult](data=result).model_dump(mode="json")
+        await write(encode_line(**answer, notices=await session.take_notices()))
 
-    return Streamed(make, LINES)
+    return StreamedAnswer(produce, LINES)
 
 
 @work.delete("/processes/{process}")
-async def stop_process(here: Here, process: str) -> Answer[ExecResult]:
+async def stop_process(session: CurrentSession, process: str) -> Answer[ExecResult]:
     """Stop what goes on in the background, by the name that its result gave it."""
-    return Answer(data=await here.processes.stop(process))
+    return Answer(data=await session.processes.stop(process))
 
 
-@work.get("/files", response_class=Streamed, status_code=200)
-async def read_file(here: Here, path: Path) -> Streamed:
+@work.get("/files", response_class=StreamedAnswer, status_code=200)
+async def read_file(session: CurrentSession, path: Path) -> StreamedAnswer:
     """Return the bytes of a regular file; if they end early, the connection breaks."""
-    return Streamed(partial(here.read_to, path), _BYTES)
+    return StreamedAnswer(partial(session.read_to, path), _BYTES)
 
 
 @work.put("/files")
 async def write_file(
-    here: Here, request: Request, path: Path, append: bool = False
+    session: CurrentSession, request: Request, path: Path, append: bool = False
 ) -> Answer[WriteResult]:
     """Put the body into a file: all or nothing, up to the limit of the chat's files."""
     size = int(request.headers.get("content-length", 0))
-    async with aclosing(_sent(request)) as data:
-        return Answer(data=await here.write_file(path, data, append=append, size=size))
+    async with aclosing(_read_pieces(request)) as data:
+        return Answer(data=await session.write_file(path, data, append=append, size=size))
 
 
 @work.post("/upload")
 async def upload_files(
-    here: Here, files: list[UploadFile], path: str = "."
+    session: CurrentSession, files: list[UploadFile], path: str = "."
 ) -> Answer[list[WriteResult]]:
     """Put each file of a form into a folder, under its own name.
 
     The form has the size of a message at most (`http.max_body`): larger files go by PUT.
     """
-    places = [f"{path}/{_plain(each.filename)}" for each in files]
+    places = [f"{path}/{_check_name(each.filename)}" for each in files]
     pairs = zip(places, files, strict=True)
-    return Answer(data=[await here.write_file(at, await each.read()) for at, each in pairs])
+    return Answer(data=[await session.write_file(at, await each.read()) for at, each in pairs])
 
 
-def _plain(name: str | None) -> str:
+def _check_name(name: str | None) -> str:
     if not name or "/" in name or name in (".", ".."):
         raise InvalidArgument(f"{name!r} is no name of a file: leave its folders to `path`")
     return name
 
 
 @work.post("/edit")
-async def edit_file(here: Here, given: Edit) -> Answer[EditResult]:
+async def edit_file(session: CurrentSession, body: Edit) -> Answer[EditResult]:
     """Replace a text that is in a file once, or with `replaceAll` everywhere."""
-    return Answer(data=await here.edit_file(**given.model_dump()))
+    return Answer(data=await session.edit_file(**body.model_dump()))
 
 
 @work.get("/list")
 async def list_files(
-    here: Here,
+    session: CurrentSession,
     path: Path = ".",
     depth: Annotated[int, Query(ge=1, le=10)] = 1,
     limit: Annotated[int, Query(ge=1, le=10_000)] = 500,
     hidden: bool = True,
 ) -> Answer[Listing]:
     """List a directory."""
-    return Answer(data=await here.list_files(path, depth=depth, limit=limit, hidden=hidden))
+    return Answer(data=await session.list_files(path, depth=depth, limit=limit, hidden=hidden))
 
 
 @work.post("/preview")
-async def open_preview(here: Here, given: Port) -> Answer[Mapping[str, str]]:
+async def open_preview(session: CurrentSession, body: Port) -> Answer[Mapping[str, str]]:
     """Return the address at which a browser on the server's machine sees a port of the sandbox."""
-    return Answer(data={"containerUrl": await here.previews.open(given.port)})
+    return Answer(data={"containerUrl": await session.previews.open(body.port)})
 
 
 @work.post("/share")
-async def share_file(here: Here, given: Share) -> Answer[Mapping[str, str]]:
+async def share_file(session: CurrentSession, body: Share) -> Answer[Mapping[str, str]]:
     """Copy a file to the object store; return an address that downloads the copy."""
-    return Answer(data={"url": await here.share(given.path, expires_s=given.expires_s)})
+    return Answer(data={"url": await session.share(body.path, expires_s=body.expires_s)})
 
 
-async def _sent(request: Request) -> AsyncGenerator[bytes]:
+async def _read_pieces(request: Request) -> AsyncGenerator[bytes]:
     pieces = aiter(request.stream())
     while True:
         with anyio.move_on_after(_STALLED_S) as limit:
