@@ -76,23 +76,23 @@ def parse_hello(line: bytes) -> ChatHello | ControlHello:
             "of this daemon's version"
         )
     if hello.get("role") == "chat":
-        return ChatHello(_chat(hello), _project(hello), hello)
+        return ChatHello(_find_chat(hello), _read_project(hello), hello)
     if hello.get("role") == "control":
         arguments = hello.get("arguments", {})
         if not isinstance(arguments, dict):
             raise InvalidArgument('"arguments" must be an object')
-        return ControlHello(_text(hello, "command") or "", arguments)
+        return ControlHello(_read_text(hello, "command") or "", arguments)
     raise InvalidArgument('"role" must be "chat" or "control"')
 
 
-def _chat(message: Mapping[str, Any]) -> ChatId:
-    user, named = _text(message, "user"), _text(message, "chat")
+def _find_chat(message: Mapping[str, Any]) -> ChatId:
+    user, named = _read_text(message, "user"), _read_text(message, "chat")
     if named is None:
-        named = _text(message, "session")
-    if named is None and (project := _project(message)):
+        named = _read_text(message, "session")
+    if named is None and (project := _read_project(message)):
         named = chat_of_project(project)
     if named is None:
-        fresh = _text(message, "fresh") or ""
+        fresh = _read_text(message, "fresh") or ""
         if not _FRESH.fullmatch(fresh):
             raise InvalidArgument(
                 'nothing says which chat this is: give "chat", "session", "project", or "fresh" '
@@ -109,8 +109,8 @@ def chat_of_project(project: Path) -> str:
     return f"dir-{name}-{digest}"
 
 
-def _project(message: Mapping[str, Any]) -> Path | None:
-    project = _text(message, "project")
+def _read_project(message: Mapping[str, Any]) -> Path | None:
+    project = _read_text(message, "project")
     if project is None:
         return None
     try:
@@ -122,7 +122,7 @@ def _project(message: Mapping[str, Any]) -> Path | None:
     return Path(project)
 
 
-def _text(message: Mapping[str, Any], name: str) -> str | None:
+def _read_text(message: Mapping[str, Any], name: str) -> str | None:
     value = message.get(name)
     if value is not None and not isinstance(value, str):
         raise InvalidArgument(f'"{name}" must be text or null')
@@ -208,7 +208,7 @@ class Acceptor:
             logger.error("no connection can be accepted now: %s", exc.strerror)  # noqa: TRY400
             await anyio.sleep(0.2)
             return
-        problem = self._problem(raw)
+        problem = self._find_problem(raw)
         if not problem:
             self.connected += 1
             tasks.start_soon(self._serve_client, raw, welcome)
@@ -218,7 +218,7 @@ class Acceptor:
             raw.setblocking(False)
             raw.send(json.dumps({"ok": False, "error": problem}).encode() + b"\n")
 
-    def _problem(self, raw: socket.socket) -> str | None:
+    def _find_problem(self, raw: socket.socket) -> str | None:
         _, uid, _ = struct.unpack("3i", raw.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
         if uid not in (0, os.geteuid()):
             logger.warning("refused a connection of the user with uid %d", uid)
@@ -249,7 +249,7 @@ class Acceptor:
     async def _read_hello(self, connection: TimedStream) -> ChatHello | ControlHello | None:
         """Return the client's parsed first line; tell the client and return None if unusable."""
         problem = f"no first line came within {GREETING_S:g} s"
-        with self._waiting_room() as scope:
+        with self._limit_waiting() as scope:
             try:
                 return parse_hello(await connection.receive_until(b"\n", _LONGEST_GREETING))
             except anyio.DelimiterNotFound:
@@ -263,7 +263,7 @@ class Acceptor:
         return None
 
     @contextmanager
-    def _waiting_room(self) -> Generator[anyio.CancelScope]:
+    def _limit_waiting(self) -> Generator[anyio.CancelScope]:
         """Limit the time for a first line; if too many clients wait, drop the oldest."""
         with anyio.move_on_after(GREETING_S) as scope:
             self._unproven[scope] = None

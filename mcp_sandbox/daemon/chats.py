@@ -88,7 +88,7 @@ class ChatControl:
 
     async def _list(self, arguments: JsonObject) -> JsonObject:
         manager = await self._manager()
-        rows = [_row(status) for status in await manager.list()]
+        rows = [_make_row(status) for status in await manager.list()]
         # To measure thousands of chats takes long: "latest" stops after those used last.
         sizes, until = arguments.get("sizes"), anyio.current_time() + 0.1
         for number, row in enumerate(rows if sizes else ()):
@@ -98,7 +98,7 @@ class ChatControl:
         return {"chats": rows}
 
     async def _find(self, arguments: JsonObject) -> JsonObject:
-        _, chat = await self._found(arguments)
+        _, chat = await self._find_named(arguments)
         return {"chat": str(chat)}
 
     async def _change(
@@ -107,7 +107,7 @@ class ChatControl:
         change: Callable[[SessionManager, ChatId], Awaitable[object]],
         arguments: JsonObject,
     ) -> JsonObject:
-        manager, chat = await self._found(arguments)
+        manager, chat = await self._find_named(arguments)
         return {"chat": str(chat), key: await change(manager, chat)}
 
     async def _stop(self, arguments: JsonObject) -> JsonObject:
@@ -125,7 +125,7 @@ class ChatControl:
         if egress is None:
             raise ConfigError("no hosts are allowed: set network to allowlist, and egress.allow")
         if arguments.get("chat") or do != "check":
-            _, chat = await self._found(arguments)
+            _, chat = await self._find_named(arguments)
         if chat is None or do == "check":
             return await egress.check(host, chat)
         if do == "allow":
@@ -152,7 +152,7 @@ class ChatControl:
         """List, find, make or restore backups of a chat: `do` is list, find, save or restore."""
         manager, do = await self._manager(), arguments["do"]
         try:
-            _, chat = await self._found(arguments)
+            _, chat = await self._find_named(arguments)
         except NotFound:
             # It may have files in the object store alone.
             user, _, name = ("local/" + str(arguments.get("chat"))).rpartition("/")
@@ -168,13 +168,13 @@ class ChatControl:
             found = [saved] if saved else []
         return {"chat": str(chat), "backups": [each.model_dump(mode="json") for each in found]}
 
-    async def _found(self, arguments: JsonObject) -> tuple[SessionManager, ChatId]:
+    async def _find_named(self, arguments: JsonObject) -> tuple[SessionManager, ChatId]:
         manager = await self._manager()
         chats = [status.chat for status in await manager.list()]
         return manager, find_chat(str(arguments.get("chat", "")), chats)
 
     async def session(self, arguments: JsonObject) -> Session:
-        manager, chat = await self._found(arguments)
+        manager, chat = await self._find_named(arguments)
         return await manager.session(chat)
 
     async def shell(self, arguments: JsonObject, connection: TimedStream) -> None:
@@ -184,7 +184,7 @@ class ChatControl:
             SandboxError: the shell cannot begin; nothing was sent to the client.
         """
         session = await self.session(arguments)
-        size = [_positive(arguments, "rows"), _positive(arguments, "columns")]
+        size = [_read_positive(arguments, "rows"), _read_positive(arguments, "columns")]
         tty, term = bool(arguments.get("tty", True)), arguments.get("term")
         if not (isinstance(term, str) and _TERM.fullmatch(term)):
             term = "xterm-256color"
@@ -198,7 +198,7 @@ class ChatControl:
                 if kind not in (END, ERROR):
                     await connection.send(frame(kind, content))
 
-        async with aclosing(_typed(connection)) as typed:
+        async with aclosing(_read_frames(connection)) as typed:
             try:
                 ended = await session.shell(typed, show, args=args, room=room)
             except (SandboxError, FrameError) as exc:
@@ -207,7 +207,7 @@ class ChatControl:
                 await connection.send(frame(END, json.dumps(asdict(ended)).encode()))
 
 
-def _row(status: SessionStatus) -> dict[str, Any]:
+def _make_row(status: SessionStatus) -> dict[str, Any]:
     return {
         "user": status.chat.user,
         "chat": status.chat.chat,
@@ -248,14 +248,14 @@ def find_chat(text: str, chats: Collection[ChatId]) -> ChatId:
     raise NotFound(f"no chat is called {text!r}: `mcp-sandbox ls` lists them")
 
 
-async def _typed(connection: TimedStream) -> AsyncGenerator[bytes]:
+async def _read_frames(connection: TimedStream) -> AsyncGenerator[bytes]:
     """Yield the person's frames as they come, unchecked: the runner checks them."""
     with suppress(anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
         while True:
             yield await connection.receive()
 
 
-def _positive(arguments: JsonObject, name: str) -> int:
+def _read_positive(arguments: JsonObject, name: str) -> int:
     value = arguments.get(name)
     if not isinstance(value, int) or not 0 < value < 65536:
         raise InvalidArgument(f"{name!r} must be a number from 1 to 65535")

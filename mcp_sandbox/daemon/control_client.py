@@ -63,10 +63,10 @@ def open_control_call(path: Path, command: str, arguments: JsonObject) -> Genera
     with socket.socket(socket.AF_UNIX) as connection:
         # An error in the block, such as a closed pipe, is not the daemon's fault.
         hello = {"role": "control", "command": command, "arguments": arguments}
-        yield _begun(connection, path, json.dumps({"mcp-sandbox": PROTOCOL, **hello}).encode())
+        yield _begin_call(connection, path, json.dumps({"mcp-sandbox": PROTOCOL, **hello}).encode())
 
 
-def _begun(connection: socket.socket, path: Path, greeting: bytes) -> ControlCall:
+def _begin_call(connection: socket.socket, path: Path, greeting: bytes) -> ControlCall:
     # A daemon that has just started may answer late; one that is stuck never answers.
     connection.settimeout(30)
     try:

@@ -67,7 +67,7 @@ class DaemonLock:
                 ) from exc
             if file is None:
                 self.release()
-                return _leaving(place, does)
+                return _find_leaving(place, does)
             self._files.append(file)
             _write_holder(file, self.holder)
         return None
@@ -88,7 +88,7 @@ def _write_holder(file: int, holder: LockHolder) -> None:
     os.pwrite(file, text.ljust(os.fstat(file).st_size), 0)
 
 
-def _leaving(place: Path, does: str) -> LockHolder:
+def _find_leaving(place: Path, does: str) -> LockHolder:
     """Return the holder of a lock if it is ending; else raise AlreadyServed."""
     try:
         with place.open("rb") as file:

@@ -50,7 +50,7 @@ _SESSION_ID = re.compile(r"[0-9a-f]{32}")
 _HOST = re.compile(r"([a-z0-9_][a-z0-9._-]{0,252}|\[[0-9a-f:.]{2,45}\])(:[0-9]{1,5})?")
 
 
-def _allowed_names(listens_on: str, allowed: Iterable[str]) -> frozenset[str]:
+def _list_allowed_names(listens_on: str, allowed: Iterable[str]) -> frozenset[str]:
     """Return a server's names: of loopback, of where it listens, and those the operator allows.
 
     So no web page reaches it under its own name. A name without a port is allowed with every port.
@@ -83,7 +83,7 @@ class HttpGuard:
 
     def __post_init__(self) -> None:
         self.in_flight = InFlight()
-        self._names = _allowed_names(self.listens_on, self.settings.allowed_hosts)
+        self._names = _list_allowed_names(self.listens_on, self.settings.allowed_hosts)
         self._rate = RateLimit(self.settings.rate)
         self._at_once = ConcurrencyLimit(self.settings.requests_per_user)
         # Once parsed, a message may take ten times its size until it is answered.
@@ -94,24 +94,24 @@ class HttpGuard:
         try:
             self._check_names(headers)
             if scope["path"] == PATH:
-                await self._admit(await self._granted(headers), scope, receive, send)
+                await self._admit(await self._find_grant(headers), scope, receive, send)
             elif self.control and scope["path"].startswith(CONTROL):
-                grant = await self._granted(headers)
+                grant = await self._find_grant(headers)
                 await self._admit(grant, scope, receive, send, self.control)
             else:
-                await (await self._page(scope, headers))(scope, receive, send)
+                await (await self._answer_page(scope, headers))(scope, receive, send)
         except RequestRefused as refused:
             as_problem = scope["path"].startswith(CONTROL)
             await refused.response(as_problem=as_problem)(scope, receive, send)
         except ClientDisconnect:
             logger.debug("a client left before its request had come")
 
-    async def _page(self, scope: Scope, headers: Headers) -> Response:
+    async def _answer_page(self, scope: Scope, headers: Headers) -> Response:
         if scope["method"] in ("GET", "HEAD"):
             if scope["path"] == "/health":
                 return Response("ok\n", headers={"content-type": "text/plain"})
             if scope["path"] == "/metrics":
-                await self._granted(headers)
+                await self._find_grant(headers)
                 return Response(self.metrics(), headers={"content-type": CONTENT_TYPE})
         raise RequestRefused(HTTPStatus.NOT_FOUND, f"there is nothing here: MCP is at {PATH}")
 
@@ -129,7 +129,7 @@ class HttpGuard:
                     self._end(token_id)
 
     def _end(self, token_id: str) -> None:
-        self.in_flight.end(_unauthorized(), lambda entry: entry.token_id == token_id)
+        self.in_flight.end(_refuse_unauthorized(), lambda entry: entry.token_id == token_id)
 
     def _check_names(self, headers: Headers) -> None:
         hosts, origins = headers.getlist("host"), headers.getlist("origin")
@@ -146,13 +146,13 @@ class HttpGuard:
         name = _HOST.fullmatch(host.lower())
         return name is not None and not self._names.isdisjoint((name[0], name[1]))
 
-    async def _granted(self, headers: Headers) -> TokenGrant:
+    async def _find_grant(self, headers: Headers) -> TokenGrant:
         sent = headers.getlist("authorization")
         if not sent and self.anonymous:
             return ANONYMOUS
         scheme, _, secret = (sent[0] if len(sent) == 1 else "").partition(" ")
         if scheme.lower() != "bearer":
-            raise _unauthorized()
+            raise _refuse_unauthorized()
         try:
             grant = await self.tokens.find(secret.strip())
         except OperatorError as exc:
@@ -160,7 +160,7 @@ class HttpGuard:
             text = "the server cannot check tokens now: its log says why"
             raise RequestRefused(HTTPStatus.SERVICE_UNAVAILABLE, text, retry_after="10") from exc
         if grant is None:
-            raise _unauthorized(', error="invalid_token"')
+            raise _refuse_unauthorized(', error="invalid_token"')
         return grant
 
     async def _admit(
@@ -183,12 +183,12 @@ class HttpGuard:
                 raise refuse_over_limit(
                     f"{settings.requests_per_user} requests of this user are open", 1
                 )
-            caller = {CALLER: Caller(user, None)} if control else _known_as(user, headers)
+            caller = {CALLER: Caller(user, None)} if control else _identify_caller(user, headers)
             entry = OpenRequest(send, grant.token_id or None, _is_stream(scope, headers))
             app = control or self.app
             if not (control and scope["path"].endswith(_FILES)):
                 request = Request(scope, receive)
-                body = await self._body(request, carry, any_kind=control is not None)
+                body = await self._read_body(request, carry, any_kind=control is not None)
                 self._rate.charge(user, len(body))
                 receive = replay_body(body, receive)
                 if control is None and _is_legacy(headers):
@@ -211,9 +211,9 @@ class HttpGuard:
                 told = {"method": "notifications/cancelled", "params": {"requestId": request_id}}
                 message = json.dumps({"jsonrpc": "2.0", **told}).encode()
                 with anyio.move_on_after(1, shield=True):
-                    await self.app(scope, replay_body(message, _nothing_more), _nowhere)
+                    await self.app(scope, replay_body(message, _receive_disconnect), _drop_message)
 
-    async def _body(
+    async def _read_body(
         self, request: Request, carry: Callable[[int], bool], *, any_kind: bool = False
     ) -> bytes:
         """Read the body of a request in time; `carry` is asked for room for each piece."""
@@ -272,7 +272,7 @@ def _find_steered(grant: TokenGrant, headers: Headers) -> str:
     return chat.user
 
 
-def _known_as(user: str, headers: Headers) -> dict[str, object]:
+def _identify_caller(user: str, headers: Headers) -> dict[str, object]:
     """Return what the server is told of a caller; refuse one whose chat is not usable."""
     named = headers.getlist(CHAT_HEADER)
     if len(named) > 1:
@@ -301,7 +301,7 @@ def _is_legacy(headers: Headers) -> bool:
     return headers.get("mcp-protocol-version") in (None, *HANDSHAKE_PROTOCOL_VERSIONS)
 
 
-def _unauthorized(detail: str = "") -> RequestRefused:
+def _refuse_unauthorized(detail: str = "") -> RequestRefused:
     return RequestRefused(
         HTTPStatus.UNAUTHORIZED,
         "a valid token is needed: send `Authorization: Bearer TOKEN` with one that "
@@ -310,9 +310,9 @@ def _unauthorized(detail: str = "") -> RequestRefused:
     )
 
 
-async def _nothing_more() -> Message:
+async def _receive_disconnect() -> Message:
     return {"type": "http.disconnect"}
 
 
-async def _nowhere(_message: Message) -> None:
+async def _drop_message(_message: Message) -> None:
     """Drop what is sent: the client no longer waits."""

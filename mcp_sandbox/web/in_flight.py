@@ -53,7 +53,7 @@ def refuse_over_limit(what: str, wait_s: int) -> RequestRefused:
     return RequestRefused(HTTPStatus.TOO_MANY_REQUESTS, text, retry_after=str(wait_s))
 
 
-def _shutting_down() -> RequestRefused:
+def _refuse_while_ending() -> RequestRefused:
     text = "the server is ending and takes no further request: try again in a moment"
     return RequestRefused(HTTPStatus.SERVICE_UNAVAILABLE, text, retry_after="1")
 
@@ -175,7 +175,7 @@ class InFlight:
         Raises RequestRefused: it was ended before an answer began.
         """
         if self._draining:
-            raise _shutting_down()
+            raise _refuse_while_ending()
         self._open.add(entry)
         try:
             with entry.scope:
@@ -199,14 +199,14 @@ class InFlight:
     async def drain(self, grace_s: float) -> None:
         """Take no further request, end the streams, and wait so long for the calls to finish."""
         self._draining = True
-        self.end(_shutting_down(), lambda entry: entry.is_stream)
+        self.end(_refuse_while_ending(), lambda entry: entry.is_stream)
         with anyio.move_on_after(grace_s):
             await self._wait_until_empty()
 
     async def close(self) -> None:
         """Take no further request and cancel every one that is left."""
         await self.drain(0)
-        self.end(_shutting_down(), lambda _: True)
+        self.end(_refuse_while_ending(), lambda _: True)
         with anyio.move_on_after(_FINISH_S, shield=True):
             await self._wait_until_empty()
 

@@ -103,14 +103,14 @@ class TokenFile:
         ChatId(user, "any")
         secret = f"mcs_{secrets.token_urlsafe(32)}"
         now = time.time()
-        with self._changing() as tokens:
+        with self._lock_and_read() as tokens:
             taken = {token.id for token in tokens}
             while (token_id := secrets.token_hex(4)) in taken:
                 pass
             token = TokenInfo(
                 id=token_id,
                 user=user,
-                sha256=_digest(secret),
+                sha256=_hash_secret(secret),
                 created=now,
                 expires=None if lifetime_s is None else now + lifetime_s,
                 scope=scope,
@@ -125,7 +125,7 @@ class TokenFile:
             NotFound: no id begins with it.
             InvalidArgument: several ids begin with it.
         """
-        with self._changing() as tokens:
+        with self._lock_and_read() as tokens:
             found = [token for token in tokens if token_id and token.id.startswith(token_id)]
             if not found:
                 raise NotFound(
@@ -146,7 +146,7 @@ class TokenFile:
         return status.st_ino, status.st_mtime_ns, status.st_ctime_ns, status.st_size
 
     @contextmanager
-    def _changing(self) -> Generator[Sequence[TokenInfo]]:
+    def _lock_and_read(self) -> Generator[Sequence[TokenInfo]]:
         """Yield the tokens, locked against changes by other processes."""
         with storage_errors(self._data_root):
             os.close(open_data_root(self._data_root))
@@ -172,8 +172,8 @@ class Tokens:
 
         Raises as `TokenFile.read`.
         """
-        tokens = await to_thread.run_sync(self._current)
-        digest = _digest(secret[:128])
+        tokens = await to_thread.run_sync(self._read_current)
+        digest = _hash_secret(secret[:128])
         # All are compared, so that the time does not reveal how close a guess was.
         found = [token for token in tokens if hmac.compare_digest(token.sha256, digest)]
         valid = (
@@ -185,14 +185,14 @@ class Tokens:
 
     async def still_valid(self, token_id: str) -> bool:
         """Return whether a token found earlier is neither revoked nor expired now."""
-        tokens = await to_thread.run_sync(self._current)
+        tokens = await to_thread.run_sync(self._read_current)
         return any(each.id == token_id and not each.expired(time.time()) for each in tokens)
 
     async def exist(self) -> bool:
         """Return whether any token exists, expired or not. Raises as `find`."""
-        return bool(await to_thread.run_sync(self._current))
+        return bool(await to_thread.run_sync(self._read_current))
 
-    def _current(self) -> Sequence[TokenInfo]:
+    def _read_current(self) -> Sequence[TokenInfo]:
         signature = self._file.signature()
         if self._last is None or self._last[0] != signature:
             # The signature is taken first, so that a change in between causes another read.
@@ -200,6 +200,6 @@ class Tokens:
         return self._last[1]
 
 
-def _digest(secret: str) -> str:
+def _hash_secret(secret: str) -> str:
     # 256 random bits need no slow hash: there is nothing to guess.
     return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()
