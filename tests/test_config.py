@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mcp_sandbox.config import AllowConfig, Config, LimitsConfig, load_config
-from mcp_sandbox.config.units import parse_duration, parse_size, show_duration, show_size
+from mcp_sandbox.config.values import parse_duration, parse_size, show_duration, show_size
 from mcp_sandbox.errors import ConfigError
 
 

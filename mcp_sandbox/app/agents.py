@@ -25,7 +25,7 @@ from mcp_sandbox.agents.hooks import HookMemory, Hooks, load_hooks
 from mcp_sandbox.agents.run import Agent, Tell
 from mcp_sandbox.app.chats import open_manager
 from mcp_sandbox.config import Config, load_config
-from mcp_sandbox.config.units import MIB
+from mcp_sandbox.config.values import MIB
 from mcp_sandbox.errors import Busy, InvalidArgument
 from mcp_sandbox.models import RELAY, ChatId
 from mcp_sandbox.server.bridge import ToolBridge, open_bridge

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from mcp_sandbox.config import LoadedConfig, load_config
 from mcp_sandbox.config.environment import default_config_file, default_socket, setting_variables
-from mcp_sandbox.config.units import parse_duration
+from mcp_sandbox.config.values import parse_duration
 from mcp_sandbox.daemon.control_client import ask_daemon
 from mcp_sandbox.errors import InvalidArgument, OperatorError
 from mcp_sandbox.models import ChatId

@@ -1,7 +1,7 @@
 """What an operator can set, and where each value came from.
 
     sections       every setting with its help, one section per room
-    values         kinds of values and how they are checked; `units` reads `512m`, `1h30m`
+    values         kinds of values, such as `512m` or `1h30m`, and how they are checked
     sources        puts settings together and tells what is wrong
     environment    what is read from the process environment
 

@@ -6,8 +6,10 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, model_validator
 
 from mcp_sandbox.config.environment import default_data_dir, variable
-from mcp_sandbox.config.units import GIB, KIB, MIB
 from mcp_sandbox.config.values import (
+    GIB,
+    KIB,
+    MIB,
     AbsolutePath,
     Duration,
     DurationOrZero,

@@ -20,7 +20,7 @@ from pydantic_core import ErrorDetails
 
 from mcp_sandbox.config.environment import PREFIX, default_config_file, setting_variables
 from mcp_sandbox.config.sections import Config
-from mcp_sandbox.config.units import show_duration, show_size
+from mcp_sandbox.config.values import show_duration, show_size
 from mcp_sandbox.errors import ConfigError
 
 # Read by the command line (the places of the file and the socket) and by the test suite; not

@@ -25,7 +25,7 @@ from pydantic import BaseModel, ConfigDict
 
 from mcp_sandbox import __version__
 from mcp_sandbox.config.sections import StorageConfig
-from mcp_sandbox.config.units import show_size
+from mcp_sandbox.config.values import show_size
 from mcp_sandbox.errors import BackupDamaged, Busy, StorageUnavailable, TooLarge
 from mcp_sandbox.models import ChatId, Packed
 from mcp_sandbox.storage.objects import ObjectStore, Take

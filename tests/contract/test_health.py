@@ -8,7 +8,7 @@ import pytest
 
 from mcp_sandbox.app.chats import open_backend, open_manager
 from mcp_sandbox.config import Config
-from mcp_sandbox.config.units import MIB
+from mcp_sandbox.config.values import MIB
 from mcp_sandbox.errors import SandboxGone
 from mcp_sandbox.models import ChatId
 from mcp_sandbox.runtime import channel

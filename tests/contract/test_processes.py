@@ -8,7 +8,7 @@ import pytest
 
 from mcp_sandbox.app.chats import open_manager
 from mcp_sandbox.config import Config, LimitsConfig
-from mcp_sandbox.config.units import MIB
+from mcp_sandbox.config.values import MIB
 from mcp_sandbox.errors import Busy, CommandFailed, NotFound
 from mcp_sandbox.models import ProcessRow
 from mcp_sandbox.server.results import format_exec

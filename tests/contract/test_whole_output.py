@@ -9,7 +9,7 @@ import pytest
 
 from mcp_sandbox.app.chats import open_backend, open_manager
 from mcp_sandbox.config import Config
-from mcp_sandbox.config.units import MIB
+from mcp_sandbox.config.values import MIB
 from mcp_sandbox.errors import InvalidArgument, SandboxGone
 from mcp_sandbox.sessions.session import Session
 from tests.backends.live import connected, made, spec_for

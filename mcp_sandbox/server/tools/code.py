@@ -17,7 +17,7 @@ from mcp.types import CallToolResult
 from pydantic import Field, StringConstraints
 
 from mcp_sandbox.config.sections import CallsConfig
-from mcp_sandbox.config.units import show_duration
+from mcp_sandbox.config.values import show_duration
 from mcp_sandbox.models import ExecResult, Language
 from mcp_sandbox.runtime.runtime import OnOutput
 from mcp_sandbox.server.errors import sole_error

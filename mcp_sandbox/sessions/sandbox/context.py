@@ -15,7 +15,7 @@ from anyio.abc import TaskGroup
 
 from mcp_sandbox.audit import Audit
 from mcp_sandbox.backends.base import Backend, Sandbox
-from mcp_sandbox.config.units import MIB, show_size
+from mcp_sandbox.config.values import MIB, show_size
 from mcp_sandbox.errors import (
     OperatorError,
     SandboxError,
