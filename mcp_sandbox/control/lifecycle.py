@@ -265,6 +265,7 @@ class Control:
                 except (anyio.WouldBlock, anyio.BrokenResourceError):
                     # It reads too slowly: it comes again, and asks for the states.
                     listener.close()
+                    del self._listeners[listener]
         return described
 
     async def _publish(self, session_id: str, session: Mapping[str, Any]) -> None:
@@ -288,7 +289,7 @@ class Control:
                 async for event in receive:
                     await write(event)
         finally:
-            del self._listeners[send]
+            self._listeners.pop(send, None)
 
     async def describe(self, row: SessionStatus) -> SandboxSession:
         """Return a session as a platform sees it."""

@@ -2,7 +2,7 @@
 
 import json
 import re
-from contextlib import AsyncExitStack, aclosing, closing, suppress
+from contextlib import AsyncExitStack, aclosing, closing, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,12 @@ import pytest
 from anyio import to_thread
 from anyio.abc import SocketStream
 
+from mcp_sandbox.app.chats import open_manager
+from mcp_sandbox.config import Config
+from mcp_sandbox.control.lifecycle import Control
 from mcp_sandbox.models import ChatId, TokenScope
 from mcp_sandbox.sessions.chat_records import ChatRecords
+from mcp_sandbox.sessions.manager import SessionManager
 from mcp_sandbox.storage.redis import Bridge
 from mcp_sandbox.web.tokens import TokenFile
 from tests.control.daemon import Platform, platform, serving
@@ -290,6 +294,31 @@ async def test_changes_are_told_to_who_listens(served: Platform) -> None:
                 said = json.loads(line[6:])["data"]
                 assert (said["id"], said["status"]) == (session, "running")
                 break
+
+
+async def test_who_reads_events_too_slowly_is_cut_off_and_nobody_else(tmp_path: Path) -> None:
+    config = Config.model_validate({"data_dir": tmp_path, "backend": "noop"})
+    async with open_manager(config) as manager, anyio.create_task_group() as tasks:
+
+        async def opened() -> SessionManager:
+            return manager
+
+        async def allowed(*_: object) -> None:
+            """Let everybody in."""
+
+        async def heard(event: bytes) -> None:
+            if event.startswith(b":"):
+                listening.set()
+                await anyio.sleep_forever()
+
+        control = Control(opened, tasks, allowed, nullcontext)
+        chat, listening = ChatId("ada", "c1"), anyio.Event()
+        await control.make(chat, None, None)
+        tasks.start_soon(control.listen, "ada", heard)
+        await listening.wait()
+        for _ in range(300):
+            assert await control.announce(chat)
+        tasks.cancel_scope.cancel()
 
 
 async def test_who_is_refused_gets_no_sandbox(tmp_path: Path) -> None:
