@@ -49,7 +49,7 @@ class _HttpSession:
         self.processes = self.previews = self
 
     @asynccontextmanager
-    async def _answered(
+    async def _request(
         self,
         method: str,
         what: str,
@@ -58,7 +58,7 @@ class _HttpSession:
         try:
             async with self._http.stream(method, f"{self._place}/{what}", **given) as response:
                 if response.is_error:
-                    raise _error(await response.aread(), response.status_code)
+                    raise _read_error(await response.aread(), response.status_code)
                 yield response
         except httpx2.TransportError as exc:
             raise errors.BackendUnavailable(
@@ -67,7 +67,7 @@ class _HttpSession:
             ) from exc
 
     async def ask(self, kind: type[T], method: str, what: str, **given: Any) -> T:  # noqa: ANN401
-        async with self._answered(method, what, **given) as response:
+        async with self._request(method, what, **given) as response:
             text = await response.aread()
             return _Answer[kind].model_validate_json(text).data  # type: ignore[valid-type]
 
@@ -75,14 +75,14 @@ class _HttpSession:
         self, command: str | Sequence[str], *, on_output: OnOutput | None = None, **how: object
     ) -> ExecResult:
         given = {to_camel(name): value for name, value in {"command": command, **how}.items()}
-        async with self._answered("POST", "exec", json=given) as response:
+        async with self._request("POST", "exec", json=given) as response:
             async for line in response.aiter_lines():
-                told = json.loads(line or "{}")
-                if on_output and (part := told.get("output")):
+                message = json.loads(line or "{}")
+                if on_output and (part := message.get("output")):
                     await on_output(part["stream"], part["text"].encode())
-                if "error" in told:
-                    raise _error(json.dumps(told["error"]), 500)
-                if "data" in told:
+                if "error" in message:
+                    raise _read_error(json.dumps(message["error"]), 500)
+                if "data" in message:
                     return _Answer[ExecResult].model_validate_json(line).data
         raise errors.SandboxGone(
             "the answer ended before the command's result: look at what the command has done "
@@ -90,7 +90,7 @@ class _HttpSession:
         )
 
     async def read_to(self, path: str, take: Callable[[bytes], Awaitable[None]]) -> int:
-        async with self._answered("GET", "files", params={"path": path}) as response:
+        async with self._request("GET", "files", params={"path": path}) as response:
             async for data in response.aiter_raw():
                 await take(data)
             return response.num_bytes_downloaded
@@ -115,8 +115,8 @@ class _HttpSession:
         return await self.ask(ExecResult, "DELETE", f"processes/{process}")
 
     async def open(self, port: int) -> str:
-        told = await self.ask(dict[str, str], "POST", "preview", json={"port": port})
-        return told["containerUrl"]
+        preview = await self.ask(dict[str, str], "POST", "preview", json={"port": port})
+        return preview["containerUrl"]
 
 
 class RemoteSandbox:
@@ -142,12 +142,10 @@ class RemoteSandbox:
         """
         self.mode: Mode = mode
         self._user, self._redis, self._config = user, redis, config
-        headers = {"Authorization": token and f"Bearer {token}", "Mcp-Sandbox-User": user}
-        self._http = httpx2.AsyncClient(
-            base_url=url,
-            headers={name: value for name, value in headers.items() if value},
-            timeout=httpx2.Timeout(_ANSWER_S, connect=_CONNECT_S),
-        )
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        headers |= {"Mcp-Sandbox-User": user} if user else {}
+        timeout = httpx2.Timeout(_ANSWER_S, connect=_CONNECT_S)
+        self._http = httpx2.AsyncClient(base_url=url, headers=headers, timeout=timeout)
         self._stack = AsyncExitStack()
         self._manager: SessionManager | None = None
         self._at: Session | _HttpSession | None = None
@@ -200,8 +198,8 @@ class RemoteSandbox:
         if self._redis and self.mode == "cloud":
             from mcp_sandbox.storage.redis import Bridge
 
-            async with aclosing(Bridge(self._redis)) as told:
-                await told.wait(str(session["id"]), _WAIT_S, _TRIES)
+            async with aclosing(Bridge(self._redis)) as bridge:
+                await bridge.wait(str(session["id"]), _WAIT_S, _TRIES)
         for left in reversed(range(_TRIES)):
             try:
                 return await self.connect_to(str(session["id"]), session.get("provider", ""))
@@ -216,7 +214,7 @@ class RemoteSandbox:
         self._at = None
 
     @property
-    def _here(self) -> "Session | _HttpSession":
+    def _session(self) -> "Session | _HttpSession":
         if self._at is not None:
             return self._at
         if self.mode == "none":
@@ -233,7 +231,7 @@ class RemoteSandbox:
         **how: Any,  # noqa: ANN401 - as Session.exec
     ) -> ExecResult:
         """Run a command; `how`: cwd, env, stdin, shell, tty, timeout_s, wait_s and until."""
-        return await self._here.exec(command, on_output=on_output, **how)
+        return await self._session.exec(command, on_output=on_output, **how)
 
     async def read_file(self, path: str) -> bytes:
         """Return the bytes of a file; TooLarge above 256 MiB."""
@@ -246,41 +244,41 @@ class RemoteSandbox:
                     f"{path} has more than {_MOST_READ:,} bytes: read parts of it"
                 )
 
-        await self._here.read_to(path, take)
+        await self._session.read_to(path, take)
         return bytes(got)
 
     async def write_file(self, path: str, data: bytes | str) -> WriteResult:
-        return await self._here.write_file(path, data)
+        return await self._session.write_file(path, data)
 
     async def edit_file(
         self, path: str, old: str, new: str, *, replace_all: bool = False
     ) -> EditResult:
-        return await self._here.edit_file(path, old, new, replace_all=replace_all)
+        return await self._session.edit_file(path, old, new, replace_all=replace_all)
 
     async def list_files(self, path: str = ".", *, depth: int = 1) -> Listing:
-        return await self._here.list_files(path, depth=depth)
+        return await self._session.list_files(path, depth=depth)
 
     async def upload_user_files(
         self, files: Mapping[str, bytes | str], folder: str = "uploads"
     ) -> Sequence[WriteResult]:
         """Put files, by their names, into a folder."""
-        put = self._here.write_file
+        put = self._session.write_file
         return [await put(f"{folder}/{name}", data) for name, data in files.items()]
 
     async def share(self, path: str, *, expires_s: float = 3600) -> str:
         """Return an address by which anybody can download a copy of a file for this long."""
-        return await self._here.share(path, expires_s=expires_s)
+        return await self._session.share(path, expires_s=expires_s)
 
     async def sync(self) -> None:
         """Save the chat's files to the object store now."""
-        if isinstance(here := self._here, _HttpSession):
+        if isinstance(here := self._session, _HttpSession):
             await here.ask(dict[str, Any] | None, "POST", "sync")  # type: ignore[arg-type]
         elif self._manager:
             await self._manager.backups.save(here.chat)
 
     async def restore(self, key: str | None = None) -> None:
         """Put back a backup of the chat's files, by default the newest."""
-        if isinstance(here := self._here, _HttpSession):
+        if isinstance(here := self._session, _HttpSession):
             await here.ask(dict[str, Any], "POST", "restore", json={"key": key})
         elif self._manager:
             await self._manager.backups.restore(here.chat, key)
@@ -289,7 +287,7 @@ class RemoteSandbox:
         """Start a web server in the background; return the address at which a browser sees it."""
         started = await self.run_command(command, cwd=cwd, wait_s=0)
         self._site = command, port, cwd, started.process
-        return await self._here.previews.open(port)
+        return await self._session.previews.open(port)
 
     async def restart_dev_server(self) -> str:
         """Stop what `bootstrap_website` has started, start it again, and return its address."""
@@ -297,17 +295,17 @@ class RemoteSandbox:
             raise errors.InvalidArgument("no web server was started: use bootstrap_website first")
         command, port, cwd, process = self._site
         with suppress(errors.NotFound):
-            await self._here.processes.stop(process or "")
+            await self._session.processes.stop(process or "")
         return await self.bootstrap_website(command, port, cwd=cwd)
 
 
-def _error(answer: bytes | str, status: int) -> errors.SandboxError:
+def _read_error(answer: bytes | str, status: int) -> errors.SandboxError:
     """Return the error that a problem document tells of, or one of what else came."""
     try:
-        told = dict[str, Any](json.loads(answer))
+        problem = dict[str, Any](json.loads(answer))
     except (ValueError, TypeError):
-        told = {"detail": f"the answer was {status}: {answer[:500]!r}"}
-    kind = getattr(errors, str(told.get("title")), None)
+        problem = {"detail": f"the answer was {status}: {answer[:500]!r}"}
+    kind = getattr(errors, str(problem.get("title")), None)
     if not (isinstance(kind, type) and issubclass(kind, errors.SandboxError)):
         kind = errors.CallerError if status < 500 else errors.OperatorError
-    return kind(str(told.get("detail")))
+    return kind(str(problem.get("detail")))
