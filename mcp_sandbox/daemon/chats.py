@@ -294,17 +294,17 @@ async def run_agent(
         raise TooLarge(f"the prompt has {size:,} bytes; at most {MOST_BYTES:,} can be sent")
     prompt = (await connection.receive_exactly(size)).decode(errors="replace")
     given = {name: arguments[name] for name in _GIVEN if arguments.get(name)}
+    asked, resume = [{"role": "user", "content": prompt}], bool(arguments.get("resume"))
     async with while_connected(connection):
         try:
-            async with opening(**given) as agent:
-                await _run(agent, prompt, bool(arguments.get("resume")), connection)
+            async with (
+                opening(**given) as agent,
+                aclosing(agent.stream(asked, resume=resume)) as events,
+            ):
+                async for event in events:
+                    await connection.tell(
+                        {"event": {"type": type(event).__name__, **asdict(event)}}
+                    )
             await connection.tell({"result": {}})
         except SandboxError as exc:
             await connection.tell({"error": str(exc)})
-
-
-async def _run(agent: Agent, prompt: str, resume: bool, connection: TimedStream) -> None:
-    asked = [{"role": "user", "content": prompt}]
-    async with aclosing(agent.stream(asked, resume=resume)) as events:
-        async for event in events:
-            await connection.tell({"event": {"type": type(event).__name__, **asdict(event)}})
