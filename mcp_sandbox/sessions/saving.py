@@ -395,11 +395,9 @@ class Saving:
         spec = context.settings.spec(staged, labels, origin, project, assistant)
         sandbox = await context.backend.create(spec)
         try:
-            runtime = await connect(sandbox, staged, context.tasks, context.settings)
-            try:
+            connected = await connect(sandbox, staged, context.tasks, context.settings)
+            async with aclosing(connected) as runtime:
                 await self._unpack_in(runtime, backup, ROOTS[: 2 + copies], limit)
-            finally:
-                await runtime.aclose()
         finally:
             with anyio.move_on_after(_DESTROY_S, shield=True):
                 await context.backend.destroy(sandbox.id)
