@@ -21,10 +21,10 @@ from tests.rclone import FaultyLine
 from tests.sessions.test_saving import CHAT, Store, read, readable, status, until, write
 
 pytestmark = [pytest.mark.bubblewrap, pytest.mark.s3]
-FAULTS = ("crawl", "stall", "cut")
+LIKE_ANOTHER = pytest.mark.whole
 LARGE = "head -c 6000000 /dev/urandom > large"
-# The library tries a request that failed twice again, after pauses.
-IN_TIME_S = 6.0
+# A busy machine included, and less than without the shortened limit.
+IN_TIME_S = 15.0
 
 Fault = Literal["crawl", "stall", "cut"]
 
@@ -50,7 +50,7 @@ def in_time() -> Iterator[None]:
     assert time.monotonic() - began < IN_TIME_S
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", ["crawl", "cut", pytest.param("stall", marks=LIKE_ANOTHER)])
 async def test_a_download_that_fails_half_way_is_told_and_shows_nothing_of_it(
     tmp_path: Path, store: Store, line: FaultyLine, fault: Fault
 ) -> None:
@@ -90,7 +90,7 @@ async def test_older_files_are_not_used_while_newer_ones_cannot_be_fetched(
         assert await read(one) == "newer"
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", ["stall", "cut", pytest.param("crawl", marks=LIKE_ANOTHER)])
 async def test_an_upload_that_fails_half_way_leaves_the_backup_before_it(
     tmp_path: Path, store: Store, line: FaultyLine, fault: Fault
 ) -> None:
