@@ -14,7 +14,7 @@ from mcp.client.streamable_http import streamable_http_client
 
 from benchmarks.client import call
 from benchmarks.measure import Goal, Measured, Row, clocked, times_slower
-from benchmarks.places import CHAT, checked
+from benchmarks.places import CHAT, checked, outwait_deletions
 from mcp_sandbox.app.chats import open_manager, temporary_data
 from mcp_sandbox.config import Config
 from mcp_sandbox.models import BackendName
@@ -75,6 +75,8 @@ async def _saved(values: int, *, restored: bool) -> Measured:
     Both servers have had chats before: their copies of the runner are there.
     """
     taken: list[float] = []
+    if restored:
+        await outwait_deletions()
     async with temporary_data() as folder:
         with closing(await to_thread.run_sync(S3Server, folder / "s3" / "buckets")) as store:
             for number in count():
@@ -132,7 +134,6 @@ ROWS = (
         _exec_against_mcp,
         pairs=200,
     ),
-    # Before "save": where many files were just deleted, some file systems are slow to make others.
     Row(
         "restore",
         "first call elsewhere that restores them, seconds, bubblewrap",
