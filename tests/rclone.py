@@ -30,10 +30,10 @@ _LARGE = 100_000
 class S3Server:
     """The server; `folder` holds a folder for each bucket, and may be changed under its feet."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, host: str = "127.0.0.1") -> None:
+        self.folder, self.host = folder, host
         (folder / BUCKET).mkdir(parents=True)
-        with socket.create_server(("127.0.0.1", 0)) as free:
+        with socket.create_server((host, 0)) as free:
             self.port: int = free.getsockname()[1]
         for name, value in (("access", ACCESS), ("secret", SECRET)):
             file = folder.with_name(name)
@@ -44,7 +44,7 @@ class S3Server:
 
     @property
     def endpoint(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"http://{self.host}:{self.port}"
 
     def settings(self, **given: object) -> StorageConfig:
         usual = {
@@ -64,7 +64,7 @@ class S3Server:
     def start(self, access: str = ACCESS) -> None:
         if self._process:
             self._process.wait(10)
-        command = [PROGRAM, "serve", "s3", "--addr", f"127.0.0.1:{self.port}"]
+        command = [PROGRAM, "serve", "s3", "--addr", f"{self.host}:{self.port}"]
         options = ["--auth-key", f"{access},{SECRET}", "--config", "/dev/null"]
         self._process = subprocess.Popen(
             [*command, *options, str(self.folder)],
@@ -73,7 +73,7 @@ class S3Server:
         )
         for _ in range(500):
             with socket.socket() as tried:
-                if tried.connect_ex(("127.0.0.1", self.port)) == 0:
+                if tried.connect_ex((self.host, self.port)) == 0:
                     return
             time.sleep(0.02)
         raise TimeoutError("rclone does not listen")

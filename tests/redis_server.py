@@ -11,27 +11,28 @@ PROGRAM = "redis-server"
 class RedisServer:
     """The server; `strike` kills or hangs it. `options` are more of its command line."""
 
-    def __init__(self, *options: str) -> None:
-        self._options = options
-        with socket.create_server(("127.0.0.1", 0)) as free:
+    def __init__(self, *options: str, host: str = "127.0.0.1") -> None:
+        self._options, self.host = options, host
+        with socket.create_server((host, 0)) as free:
             self.port: int = free.getsockname()[1]
         self._process: subprocess.Popen[bytes] | None = None
         self.start()
 
     @property
     def url(self) -> str:
-        return f"redis://127.0.0.1:{self.port}/0"
+        return f"redis://{self.host}:{self.port}/0"
 
     def start(self) -> None:
         if self._process:
             self._process.wait(10)
-        options = ["--save", "", "--appendonly", "no", "--port", str(self.port)]
+        options = ["--save", "", "--appendonly", "no", "--protected-mode", "no"]
+        options += ["--port", str(self.port)]
         self._process = subprocess.Popen(
-            [PROGRAM, *options, "--bind", "127.0.0.1", *self._options], stdout=subprocess.DEVNULL
+            [PROGRAM, *options, "--bind", self.host, *self._options], stdout=subprocess.DEVNULL
         )
         for _ in range(500):
             with socket.socket() as tried:
-                if tried.connect_ex(("127.0.0.1", self.port)) == 0:
+                if tried.connect_ex((self.host, self.port)) == 0:
                     return
             time.sleep(0.02)
         raise TimeoutError("redis-server does not listen")

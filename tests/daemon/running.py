@@ -26,7 +26,7 @@ INITIALIZE = {
 
 @dataclass(frozen=True)
 class Place:
-    """Where one daemon keeps everything. `beside`: whose namespaces it runs in."""
+    """Where one daemon keeps everything. `beside`: whose namespaces it runs in; `module`: what."""
 
     home: Path
     socket: Path
@@ -34,6 +34,7 @@ class Place:
     backend: str = "unsafe-local"
     more: Mapping[str, str] = field(default_factory=dict[str, str])
     beside: int = 0
+    module: str = "mcp_sandbox"
 
     def command(self, name: str, *arguments: str) -> list[str]:
         return [sys.executable, "-m", "mcp_sandbox", *self.arguments(name, *arguments)]
@@ -110,6 +111,7 @@ async def starting(place: Place, *options: str) -> AsyncGenerator[Daemon]:
         env=place.environment(),
         cwd="/",
         beside=place.beside,
+        module=place.module,
     ) as process:
         try:
             yield Daemon(process, place)

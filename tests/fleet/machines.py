@@ -4,9 +4,9 @@ import json
 import shutil
 import signal
 import socket
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,11 +20,13 @@ from redis.asyncio import Redis
 
 from mcp_sandbox.web.tokens import TokenFile
 from tests.daemon.running import Daemon, Place, listening, place, starting
+from tests.fleet.networks import Host, Network
 from tests.rclone import S3Server
 from tests.redis_server import RedisServer
 from tests.web.clients import MODERN, connected, http_client
 
 LEASE_S = 3.0
+ALONE = Network("127.0.0.1", (Host(), Host()))
 
 
 @dataclass
@@ -32,6 +34,7 @@ class Machine:
     """One server; its client has a token of the scope control."""
 
     name: str
+    host: Host
     port: int
     place: Place
     http: httpx2.AsyncClient
@@ -42,21 +45,22 @@ class Machine:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"http://{self.host.address}:{self.port}"
 
     async def start(self) -> None:
         self.ended = anyio.Event()
         self.daemon = await self.tasks.start(self._run)
 
     async def _run(self, *, task_status: TaskStatus[Daemon]) -> None:
+        ended = self.ended
         try:
-            async with starting(self.place, "--http", f"127.0.0.1:{self.port}") as daemon:
+            async with starting(self.place, "--http", f"{self.host.address}:{self.port}") as daemon:
                 await listening(self.place)
                 await daemon.noted("MCP over HTTP at ")
                 task_status.started(daemon)
                 await daemon.end()
         finally:
-            self.ended.set()
+            ended.set()
 
     async def kill(self) -> None:
         self.daemon.process.kill()
@@ -113,8 +117,8 @@ class Machine:
 class Line:
     """A cable between `a` and Redis: while it is cut nothing passes, and nobody is told."""
 
-    def __init__(self, port: int) -> None:
-        self._port = port
+    def __init__(self, host: str, port: int) -> None:
+        self._host, self._port = host, port
         self.whole = anyio.Event()
         self.whole.set()
 
@@ -122,13 +126,13 @@ class Line:
         self.whole = anyio.Event()
 
     async def serve(self, *, task_status: TaskStatus[int]) -> None:
-        async with await anyio.create_tcp_listener(local_host="127.0.0.1") as listener:
+        async with await anyio.create_tcp_listener(local_host=self._host) as listener:
             task_status.started(listener.extra(SocketAttribute.local_port))
             await listener.serve(self._connect)
 
     async def _connect(self, near: SocketStream) -> None:
         with suppress(OSError, anyio.BrokenResourceError, anyio.ClosedResourceError):
-            async with near, await anyio.connect_tcp("127.0.0.1", self._port) as far:
+            async with near, await anyio.connect_tcp(self._host, self._port) as far:
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(self._carry, near, far, tasks.cancel_scope)
                     tasks.start_soon(self._carry, far, near, tasks.cancel_scope)
@@ -176,33 +180,38 @@ async def fleet(
     backend: str = "bubblewrap",
     lease_s: float = LEASE_S,
     grown: bool = True,
-    **more: str,
+    network: Network = ALONE,
+    shared_data: bool = False,
+    module: str = "mcp_sandbox",
+    settings: Mapping[str, str] | None = None,
 ) -> AsyncGenerator[Fleet]:
-    """`grown`: the Redis has known leases for long."""
-    redis = await to_thread.run_sync(RedisServer)
-    store = await to_thread.run_sync(S3Server, tmp_path / "s3" / "buckets")
+    """`grown`: the Redis has known leases for long. `shared_data`: both have one data directory.
+
+    `module` is the program of both.
+    """
+    redis = await to_thread.run_sync(partial(RedisServer, host=network.address))
+    store = await to_thread.run_sync(S3Server, tmp_path / "s3" / "buckets", network.address)
     try:
-        settings = store.settings()
         shared = {
-            f"MCP_SANDBOX_STORAGE__{name.upper()}": str(getattr(settings, name))
-            for name in ("endpoint", "bucket", "access_key", "secret_key")
-        }
-        shared |= {
+            **store.variables(),
             "MCP_SANDBOX_CONTROL__ENABLED": "true",
             "MCP_SANDBOX_FLEET__REDIS": redis.url,
             "MCP_SANDBOX_FLEET__LEASE": f"{lease_s}s",
+            "MCP_SANDBOX_FLEET__SHARED_DATA_DIR": str(shared_data).lower(),
             "MCP_SANDBOX_STORAGE__AFTER": "60s",
-            **more,
+            **(settings or {}),
         }
         async with anyio.create_task_group() as tasks, _clients() as clients:
-            line = Line(redis.port)
+            line = Line(redis.host, redis.port)
             cut = redis.url.replace(str(redis.port), str(await tasks.start(line.serve)))
-            made = partial(_machine, backend=backend, tasks=tasks, clients=clients)
+            made = partial(_machine, backend=backend, module=module, tasks=tasks, clients=clients)
             a, b = [
-                await to_thread.run_sync(partial(made, shared=more), tmp_path / name, name)
-                for name, more in (
-                    ("a", {**shared, "MCP_SANDBOX_FLEET__REDIS": cut}),
-                    ("b", shared),
+                await to_thread.run_sync(partial(made, shared=more), tmp_path / name, name, host)
+                for name, host, more in zip(
+                    ("a", "b"),
+                    network.hosts,
+                    ({**shared, "MCP_SANDBOX_FLEET__REDIS": cut}, shared),
+                    strict=True,
                 )
             ]
             found = Fleet(a, b, redis, store, line)
@@ -226,6 +235,14 @@ async def fleet(
             await to_thread.run_sync(store.close)
 
 
+def on_engines(
+    tmp_path: Path, network: Network, settings: Mapping[str, str] | None = None
+) -> AbstractAsyncContextManager[Fleet]:
+    """A fleet on the engines of a network, with no containers but those of chats."""
+    settings = {"MCP_SANDBOX_POOL__SIZE": "0", **(settings or {})}
+    return fleet(tmp_path, backend="docker", network=network, settings=settings)
+
+
 @asynccontextmanager
 async def _clients() -> AsyncGenerator[list[httpx2.AsyncClient]]:
     made: list[httpx2.AsyncClient] = []
@@ -240,24 +257,31 @@ async def _clients() -> AsyncGenerator[list[httpx2.AsyncClient]]:
 def _machine(
     folder: Path,
     name: str,
+    host: Host,
     *,
     backend: str,
+    module: str,
     shared: dict[str, str],
     tasks: TaskGroup,
     clients: list[httpx2.AsyncClient],
 ) -> Machine:
     """A machine that is not started, with the same tokens as the first."""
     port = free_port()
-    own = {"NAME": name, "URL": f"http://127.0.0.1:{port}"}
-    more = {f"MCP_SANDBOX_FLEET__{key}": value for key, value in own.items()}
+    own = {"FLEET__NAME": name, "FLEET__URL": f"http://{host.address}:{port}"}
+    if host.engine:
+        own["DOCKER__HOST"] = host.engine.address
+    more = {f"MCP_SANDBOX_{key}": value for key, value in own.items()}
     where = place(folder, backend, {**shared, **more})
+    where = replace(where, beside=host.pid, module=module)
+    if shared["MCP_SANDBOX_FLEET__SHARED_DATA_DIR"] == "true":
+        where = replace(where, data=folder.parent / "data")
     first, known = folder.parent / "a" / "data" / "sandbox", folder.parent / "secrets.json"
     if not known.exists():
         add = TokenFile(where.data).add
         known.write_text(json.dumps({s: add("ada", scope=s)[1] for s in ("control", "mcp")}))
-    elif name != "a":
+    elif name != "a" and where.data.is_relative_to(folder):
         shutil.copytree(first, where.data / "sandbox")
     secrets = json.loads(known.read_text())
     headers = {"authorization": f"Bearer {secrets['control']}"}
     clients.append(http_client(headers=headers, timeout=40))
-    return Machine(name, port, where, clients[-1], secrets, tasks)
+    return Machine(name, host, port, where, clients[-1], secrets, tasks)

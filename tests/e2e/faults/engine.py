@@ -22,17 +22,19 @@ _ENDED_S = 30.0
 
 
 class Engine:
-    """A dockerd without networks; its containers end with it."""
+    """A dockerd without networks, in that of the process `beside`; its containers end with it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, beside: int = 0) -> None:
         self._folder = folder
+        self._inside = ["nsenter", f"--net=/proc/{beside}/ns/net", "--"] if beside else []
         self._process: subprocess.Popen[bytes] | None = None
         self.address = f"unix://{folder / 'docker.sock'}"
 
     def start(self) -> None:
         """Return when it answers."""
         folder = self._folder
-        command = ["dockerd", "--data-root", str(folder / "data"), "-H", self.address]
+        command = [*self._inside, "dockerd"]
+        command += ["--data-root", str(folder / "data"), "-H", self.address]
         command += ["--exec-root", str(folder / "exec"), "--pidfile", str(folder / "pid")]
         command += ["--bridge", "none", "--iptables=false"]
         with (folder / "log").open("ab") as log:
@@ -40,7 +42,7 @@ class Engine:
                 command, stdin=DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
         deadline = time.monotonic() + _UP_S
-        while self._client("version").returncode != 0:
+        while self.client("version").returncode != 0:
             if self._process.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError((folder / "log").read_text()[-2000:])
             time.sleep(0.05)
@@ -74,13 +76,14 @@ class Engine:
             [*pack, "--one-file-system", "-C", "/", "."], stdout=subprocess.PIPE
         ) as files:
             changes = [word for each in _instructions() for word in ("--change", each)]
-            done = self._client("import", *changes, "-", IMAGE, stdin=files.stdout)
+            done = self.client("import", *changes, "-", IMAGE, stdin=files.stdout)
         if files.returncode or done.returncode:
             raise RuntimeError(f"the image could not be taken over: {done.stderr!r}")
 
-    def _client(
+    def client(
         self, *words: str, stdin: IO[bytes] | int | None = DEVNULL
     ) -> "subprocess.CompletedProcess[bytes]":
+        """Run a command of its client."""
         return subprocess.run(
             ["docker", "-H", self.address, *words],
             stdin=stdin,
@@ -108,11 +111,11 @@ def absent() -> str:
 
 
 @contextmanager
-def own_engine() -> Generator[Engine]:
+def own_engine(beside: int = 0) -> Generator[Engine]:
     """An engine with our images, gone with the block; the shared one is never touched."""
     # Its socket's path must be short, and its layers must not lie on another overlay.
     folder = Path(tempfile.mkdtemp(prefix="mcs-engine-", dir="/var/tmp"))
-    engine = Engine(folder)
+    engine = Engine(folder, beside)
     try:
         engine.start()
         engine.load()
