@@ -18,7 +18,7 @@ from benchmarks.places import CHAT, checked, outwait_deletions
 from mcp_sandbox.app.chats import open_manager, temporary_data
 from mcp_sandbox.config import Config
 from mcp_sandbox.models import BackendName
-from mcp_sandbox.storage.redis import Bridge
+from mcp_sandbox.storage.redis import SandboxBoard
 from tests.control.daemon import Platform, platform, token
 from tests.rclone import S3Server
 from tests.redis_server import RedisServer
@@ -41,14 +41,14 @@ async def _platform(
 async def _prepared(values: int, backend: BackendName, pool: int, *, key: bool) -> Measured:
     """The seconds until prepare of a new chat is answered, or from then until its key is there."""
     taken: list[float] = []
-    async with _platform(backend, pool) as (plane, redis), aclosing(Bridge(redis.url)) as told:
+    async with _platform(backend, pool) as (plane, redis), aclosing(SandboxBoard(redis.url)) as at:
         for number in range(values + 1):
             while pool and (await plane.data("GET", "stats"))["pool"].get("idle", 0) < 1:
                 continue
             began = time.perf_counter()
             session = await plane.prepare(f"c{number}")
             answered = time.perf_counter()
-            await told.wait(session["id"])
+            await at.wait(session["id"])
             taken.append(time.perf_counter() - answered if key else answered - began)
             await plane.data("POST", f"sandbox/{session['id']}/terminate")
     return Measured(tuple(taken[1:]))

@@ -200,7 +200,7 @@ class SessionStatus:
     `background` the processes that commands left running. `spec` is a digest of what its sandbox
     was made from; it and `image` are empty where there is none. `assistant`: whose chat it is.
     `unsaved`: its files have changed since they were saved to the object store, if there is one.
-    `preview`: the newest address of a port inside.
+    `preview`: the newest address of a port inside. `server`: which other one has the chat.
     """
 
     id: str
@@ -218,6 +218,7 @@ class SessionStatus:
     saved_at: datetime | None = None
     unsaved: bool = False
     preview: str = ""
+    server: str = ""
 
 
 @dataclass(frozen=True)

@@ -196,10 +196,10 @@ class RemoteSandbox:
         Raises what `connect_to` does.
         """
         if self._redis and self.mode == "cloud":
-            from mcp_sandbox.storage.redis import Bridge
+            from mcp_sandbox.storage.redis import SandboxBoard
 
-            async with aclosing(Bridge(self._redis)) as bridge:
-                await bridge.wait(str(session["id"]), _WAIT_S, _TRIES)
+            async with aclosing(SandboxBoard(self._redis)) as board:
+                await board.wait(str(session["id"]), _WAIT_S, _TRIES)
         for left in reversed(range(_TRIES)):
             try:
                 return await self.connect_to(str(session["id"]), session.get("provider", ""))

@@ -173,7 +173,8 @@ def ls(
     rows = (
         (
             f"{row['user']}/{row['chat']}",
-            "files only" if row["state"] == "warm" else row["state"],
+            ("files only" if row["state"] == "warm" else row["state"])
+            + (f" at {row['server']}" if row["server"] else ""),
             "?" if row.get("size") is None else show_bytes(row["size"]),
             row["backend"],
             _show_age(row["last_used"]),

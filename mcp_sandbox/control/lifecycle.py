@@ -40,7 +40,7 @@ from mcp_sandbox.sessions.manager import SessionManager, name_session
 from mcp_sandbox.sessions.session import Session
 
 if TYPE_CHECKING:
-    from mcp_sandbox.storage.redis import Bridge
+    from mcp_sandbox.storage.redis import SandboxBoard
 
 logger = logging.getLogger(__name__)
 
@@ -149,7 +149,7 @@ class Control:
         tasks: TaskGroup,
         check_access: AccessCheck,
         open_agent: OpenAgent,
-        bridge: "Bridge | None" = None,
+        bridge: "SandboxBoard | None" = None,
     ) -> None:
         """`tasks` make the sandboxes, beside the answers; `bridge` is told which are there."""
         self.manager, self.check_access, self.open_agent = manager, check_access, open_agent

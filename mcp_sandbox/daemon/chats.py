@@ -212,6 +212,7 @@ def _make_row(status: SessionStatus) -> dict[str, Any]:
         "user": status.chat.user,
         "chat": status.chat.chat,
         "state": status.state,
+        "server": status.server,
         "backend": status.backend,
         "sandbox": status.sandbox_id,
         "created": status.created_at.isoformat(),

@@ -262,7 +262,7 @@ class SharedRecords(ChatRecords):
         self.here = ChatRecords(data_root)
         self._store = store
         self._leases = leases
-        leases.share = self._share
+        leases.write_record = self._share
         # The epochs of leases since whose beginning the copy is written along.
         self._written: dict[ChatId, int | None] = {}
 
@@ -276,12 +276,12 @@ class SharedRecords(ChatRecords):
         epoch = self._leases.epoch(chat)
         if not self._leases.covers(chat) or (epoch and self._written.get(chat) == epoch):
             return mine
-        found = await self._leases.ask(self._store.read, chat)
-        return _join(mine, _parsed(chat, found)) if found else mine
+        found = await self._store.read(chat)
+        return _join(chat, mine, found) if found else mine
 
     async def put(self, record: ChatRecord) -> None:
         if self._leases.covers(record.chat):
-            await self._leases.ask(self._write, record)
+            await self._write(record)
             self._written[record.chat] = self._leases.epoch(record.chat)
         await super().put(record)
 
@@ -310,14 +310,14 @@ class SharedRecords(ChatRecords):
 
     async def list(self) -> Sequence[ChatRecord]:
         found = {record.chat: record for record in await super().list()}
-        for chat, stored in (await self._leases.ask(self._store.list)).items():
-            if joined := _join(found.get(chat), _parsed(chat, stored)):
+        for chat, stored in (await self._store.list()).items():
+            if joined := _join(chat, found.get(chat), stored):
                 found[chat] = joined
         return sorted(found.values(), key=lambda record: record.used_s, reverse=True)
 
     async def remove(self, chat: ChatId) -> None:
         if self._leases.covers(chat):
-            await self._leases.ask(self._store.remove, chat)
+            await self._store.remove(chat)
             self._written.pop(chat, None)
         await super().remove(chat)
 
@@ -333,16 +333,14 @@ class SharedRecords(ChatRecords):
                     await self._leases.release_ended(chat)
 
 
-def _parsed(chat: ChatId, stored: tuple[dict[str, Any], float]) -> ChatRecord | None:
-    with suppress(ValueError):
-        return _parse(chat, *stored)
-    logger.warning("chat %s: its record in Redis is damaged, and passed over", chat)
-    return None
-
-
-def _join(mine: ChatRecord | None, shared: ChatRecord | None) -> ChatRecord | None:
+def _join(
+    chat: ChatId, mine: ChatRecord | None, stored: tuple[dict[str, Any], float]
+) -> ChatRecord | None:
     """Return what the servers share of a chat, with what this one has of its backups."""
-    if shared is None:
+    try:
+        shared = _parse(chat, *stored)
+    except ValueError:
+        logger.warning("chat %s: its record in Redis is damaged, and passed over", chat)
         return mine
     kept, further = dict(read_backup(mine)), dict(shared.further)
     if BACKUP in further:

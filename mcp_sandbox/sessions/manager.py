@@ -4,7 +4,7 @@ import hashlib
 import logging
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 from weakref import WeakValueDictionary
@@ -125,9 +125,9 @@ class SessionManager:
             context.pool.start()
         tasks.start_soon(self._reaper.run)
         if self.leases:
-            self.leases.used, capacity = self._own_chats, context.capacity
-            self.leases.places = lambda: (capacity.free, len(capacity.list_taken()))
-            self.leases.let_go = lambda chat, why, lost: self._hold(chat).let_go(why, lost=lost)
+            self.leases.list_used = self._own_chats
+            self.leases.count_free = lambda: context.capacity.free
+            self.leases.stop_chat = lambda chat, why, lost: self._hold(chat).let_go(why, lost=lost)
             tasks.start_soon(self.leases.run)
         if self.saving:
             tasks.start_soon(self.saving.run)
@@ -168,6 +168,7 @@ class SessionManager:
                 if chat in chats and info.state != "paused":
                     await self._hold(chat).adopt(info.id)
             except ChatElsewhere:
+                # What it alone holds is saved, as older files, when the chat is here again.
                 if not self._context.files.lost_with_sandbox:
                     await self._context.backend.destroy(info.id)
             except SandboxError as exc:
@@ -260,12 +261,16 @@ class SessionManager:
         running.update(await list_chat_sandboxes(self._context.backend))
         records = {record.chat: record for record in await self._context.use_times.records.list()}
         prepared = (chat for chat, record in records.items() if read_control(record))
-        for chat in await self.leases.elsewhere(records) if self.leases else ():
+        elsewhere = await self.leases.find_elsewhere(records) if self.leases else {}
+        for chat in elsewhere:
             if found := records[chat].sandbox_id:
                 running[chat] = SandboxInfo(found, {}, "running")
         known = {*uses, *await self._context.workspaces.chats(), *prepared, *running}
         rows = [
-            self._status(chat, records.get(chat), running.get(chat), uses.get(chat, ChatUse()))
+            replace(
+                self._status(chat, records.get(chat), running.get(chat), uses.get(chat, ChatUse())),
+                server=elsewhere.get(chat, ""),
+            )
             for chat in known
             if user in (None, chat.user)
         ]
@@ -387,7 +392,7 @@ class SessionManager:
             pool=self._context.pool.statistics() if self._context.pool else {},
             connections={**self.egress.counts} if self.egress else {},
             unsaved=self.saving.unsaved if self.saving else None,
-            leases=len(self.leases.held) if self.leases else None,
+            leases=len(self.leases.own) if self.leases else None,
         )
 
     async def drain(self, seconds: float, *, hand_over: bool = False) -> None:

@@ -11,6 +11,7 @@ Each request has an end of our own: the library's retries alone would hold a cal
 """
 
 import json
+import logging
 import re
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -27,59 +28,57 @@ from redis.exceptions import AuthenticationError, RedisError, ResponseError
 from mcp_sandbox import __version__
 from mcp_sandbox.errors import ConfigError, InvalidArgument, StorageUnavailable
 from mcp_sandbox.models import ChatId
+from mcp_sandbox.storage.breaker import CircuitBreaker
+
+logger = logging.getLogger(__name__)
 
 LeaseState = Literal["own", "ending", "gone"]
 
 _ANSWER_S = 3.0
 _SOCKET_S = 1.0
-_KEPT_S = 24 * 3600
+# How long a Redis that did not answer is taken for one that does not.
+_PAUSE_S = 1.0
+_PUBLISHED_S = 24 * 3600
 # A chat that nobody used for so long is known by its files and backups alone.
 _RECORD_S = 90 * 24 * 3600
 _BORN, _SERVERS, _CHATS = "born", "servers", "chats"
 
-# KEYS: lease, born. ARGV: name, run, url, ms, the epoch that a former holder presents.
+# KEYS: lease, born. ARGV: name, run, url, ms, epoch, state. Returns the lease as it is then.
+# An epoch is that of the lease which the server has or had; 0 takes one, of its own name too.
 # While this Redis is younger than a lease, a server may hold one that it does not know.
-_TAKE = """
+_CLAIM = """
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local ms, former = tonumber(ARGV[4]), tonumber(ARGV[5])
+local ms, epoch, state = tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[6]
 local born = tonumber(redis.call('GET', KEYS[2]) or '')
 if not born or born > now then
   born = now
   redis.call('SET', KEYS[2], string.format('%.0f', now))
 end
-local found = redis.call('GET', KEYS[1])
+local found, lease = redis.call('GET', KEYS[1]), {}
 if found then
-  local parsed, lease = pcall(cjson.decode, found)
+  local parsed
+  parsed, lease = pcall(cjson.decode, found)
   if not (parsed and type(lease) == 'table' and lease.owner == ARGV[1]) then return found end
-  former = tonumber(lease.epoch) or former
-elseif former == 0 and now < born + ms then
+  if epoch > 0 and not (lease.run == ARGV[2] and lease.epoch == epoch) then return found end
+elseif state == 'gone' or (epoch == 0 and now < born + ms) then
   return false
 end
-local lease = {owner = ARGV[1], run = ARGV[2], url = ARGV[3], state = 'own'}
-lease.epoch = math.max(now, former + 1)
+if state == 'gone' then
+  redis.call('DEL', KEYS[1])
+  return false
+end
+if not found or epoch == 0 then
+  epoch = math.max(now, epoch + 1, (tonumber(lease.epoch) or 0) + 1)
+end
+lease = {owner = ARGV[1], run = ARGV[2], url = ARGV[3], state = state, epoch = epoch}
 local text = cjson.encode(lease)
 redis.call('SET', KEYS[1], text, 'PX', ms)
 return text
 """
-# KEYS: lease. ARGV: run, epoch, ms, state; "gone" gives it back.
-_RENEW = """
-local found = redis.call('GET', KEYS[1])
-if not found then return 'lapsed' end
-local parsed, lease = pcall(cjson.decode, found)
-if not (parsed and type(lease) == 'table' and lease.run == ARGV[1]
-    and lease.epoch == tonumber(ARGV[2])) then return 'lost' end
-if ARGV[4] == 'gone' then
-  redis.call('DEL', KEYS[1])
-else
-  lease.state = ARGV[4]
-  redis.call('SET', KEYS[1], cjson.encode(lease), 'PX', ARGV[3])
-end
-return 'renewed'
-"""
 
 
-class Bridge:
+class SandboxBoard:
     """What is said of a session's sandbox under `sandbox:{session id}`, for 24 hours.
 
     Every method raises StorageUnavailable: Redis does not answer, or not as one that can be used.
@@ -95,13 +94,13 @@ class Bridge:
     async def put(self, session_id: str, value: Mapping[str, Any]) -> None:
         """Write it, and tell those who wait."""
         key, text = f"sandbox:{session_id}", json.dumps(value)
-        async with _asked(), self._redis.pipeline(transaction=True) as pipe:
-            pipe.set(key, text, ex=_KEPT_S)
+        async with _bounded(), self._redis.pipeline(transaction=True) as pipe:
+            pipe.set(key, text, ex=_PUBLISHED_S)
             pipe.publish(key, text)
             await pipe.execute()
 
     async def remove(self, session_id: str) -> None:
-        async with _asked():
+        async with _bounded():
             await self._redis.delete(f"sandbox:{session_id}")
 
     async def wait(
@@ -113,15 +112,15 @@ class Bridge:
         """
         key = f"sandbox:{session_id}"
         async with self._redis.pubsub(ignore_subscribe_messages=True) as news:
-            async with _asked():
+            async with _bounded():
                 await news.subscribe(key)
                 await news.get_message(timeout=_SOCKET_S)
             for _ in range(tries):
-                async with _asked():
+                async with _bounded():
                     if found := await self._redis.get(key):
                         value: Mapping[str, Any] = json.loads(found)
                         return value
-                async with _asked(within_s / tries):
+                async with _bounded(within_s / tries):
                     await news.get_message(timeout=within_s / tries)
         return None
 
@@ -130,7 +129,7 @@ class Bridge:
 class Server:
     """A server as the others see it; `run` is its process, `place` its data root.
 
-    `free`: how many sandboxes it can open without closing any. `load`: how many are in use.
+    `free`: how many sandboxes it can open without closing any. `load`: how many chats it has.
     """
 
     name: str
@@ -156,6 +155,7 @@ class FleetStore:
     """What the servers of a fleet share.
 
     Every method raises StorageUnavailable: Redis does not answer, or not as one that can be used.
+    When it has just failed to answer, it is not asked.
     """
 
     def __init__(self, url: str, server: Server, lease_s: float) -> None:
@@ -163,16 +163,14 @@ class FleetStore:
         self.server, self.place = server, re.sub(".*@|^[a-z]+://", "", url)
         self._redis = _open(url)
         self._ms = round(1000 * lease_s)
-        self._take, self._renew = map(self._redis.register_script, (_TAKE, _RENEW))
+        self._claim = self._redis.register_script(_CLAIM)
+        self._breaker = CircuitBreaker(most_s=_PAUSE_S)
 
     async def aclose(self) -> None:
         await self._redis.aclose()
 
-    async def check(self, *, serves: bool = True) -> None:
-        """Try the Redis; a server that `serves` lives from then on for the others.
-
-        Raises ConfigError: it is no Redis that servers can share, or our name is taken.
-        """
+    async def check(self) -> None:
+        """Raise ConfigError: it is no Redis that servers can share, or our name is taken."""
         try:
             for other in await self.servers():
                 if other.name == self.server.name and other.place != self.server.place:
@@ -180,13 +178,11 @@ class FleetStore:
                         f"fleet.name: {other.url} is named {other.name} too; give each server its "
                         "own (after this one has moved, wait until the lease is over)"
                     )
-            async with _asked():
+            async with self._guarded():
                 born, _ = await self._redis.get(_BORN), await self._redis.zcard(_CHATS)
                 await self._redis.set(f"tried:{self.server.run}", "", px=1)
             if not (born or "0").isdecimal():
                 raise ConfigError(f"fleet.redis: the key {_BORN} there is another program's")
-            if serves:
-                await self.renew((), free=0, load=0)
         except StorageUnavailable as exc:
             if isinstance(exc.__cause__, AuthenticationError | ResponseError):
                 raise ConfigError(
@@ -200,40 +196,41 @@ class FleetStore:
 
         None: Redis is too young to know who has it. A `former` holder need not wait for that.
         """
-        server = self.server
-        args = (server.name, server.run, server.url, self._ms, former)
-        async with _asked():
-            found = await self._take(keys=[f"lease:{chat}", _BORN], args=args)
+        async with self._guarded():
+            found = await self._claim(**self._request(chat, former, "own"))
         return _read_lease(chat, found)
+
+    def _request(self, chat: ChatId, epoch: int, state: LeaseState) -> dict[str, Any]:
+        server = self.server
+        args = (server.name, server.run, server.url, self._ms, epoch, state)
+        return {"keys": [f"lease:{chat}", _BORN], "args": args}
 
     async def look(self, chats: Sequence[ChatId]) -> Sequence[Lease | None]:
         """Return the leases of chats as they are."""
         if not chats:
             return ()
-        async with _asked():
+        async with self._guarded():
             found = await self._redis.mget([f"lease:{chat}" for chat in chats])
         return [_read_lease(chat, text) for chat, text in zip(chats, found, strict=True)]
 
     async def renew(
-        self, leases: Sequence[tuple[ChatId, int, LeaseState]], *, free: int, load: int
-    ) -> Sequence[str]:
-        """Renew all of these, and tell that this server lives.
+        self, leases: Sequence[tuple[ChatId, int, LeaseState]], *, free: int, load: int = 0
+    ) -> Sequence[Lease | None]:
+        """Renew all of these, and tell that this server lives; return the leases that hold then.
 
-        Each is then "renewed", "lapsed", if nobody has it, or "lost", if another server has.
+        One that Redis has lost is taken again. None: nobody has it, or it cannot be read.
         """
         alive = json.dumps(asdict(replace(self.server, free=free, load=load)))
-        async with _asked(), self._redis.pipeline(transaction=False) as pipe:
+        async with self._guarded(), self._redis.pipeline(transaction=False) as pipe:
             pipe.set(f"server:{self.server.name}", alive, px=self._ms)
             pipe.sadd(_SERVERS, self.server.name)
-            for chat, epoch, state in leases:
-                args = (self.server.run, epoch, self._ms, state)
-                await self._renew(keys=[f"lease:{chat}"], args=args, client=pipe)
-            answers: Sequence[str] = (await pipe.execute())[2:]
-        return answers
+            for lease in leases:
+                await self._claim(**self._request(*lease), client=pipe)
+            return [_parse_lease(text) for text in (await pipe.execute())[2:]]
 
     async def servers(self) -> Sequence[Server]:
         """Return the servers that live."""
-        async with _asked():
+        async with self._guarded():
             names = sorted(await self._redis.smembers(_SERVERS))
             found = await self._redis.mget([f"server:{name}" for name in names]) if names else ()
         servers: list[Server] = []
@@ -244,21 +241,21 @@ class FleetStore:
 
     async def read(self, chat: ChatId) -> tuple[dict[str, Any], float] | None:
         """Return a chat's record, and when it was used last; None if there is none."""
-        async with _asked(), self._redis.pipeline(transaction=False) as pipe:
+        async with self._guarded(), self._redis.pipeline(transaction=False) as pipe:
             pipe.get(f"chat:{chat}")
             pipe.zscore(_CHATS, str(chat))
             text, used_s = await pipe.execute()
         return _read_note(text, used_s)
 
     async def write(self, chat: ChatId, note: Mapping[str, Any], used_s: float) -> None:
-        async with _asked(), self._redis.pipeline(transaction=True) as pipe:
+        async with self._guarded(), self._redis.pipeline(transaction=True) as pipe:
             pipe.set(f"chat:{chat}", json.dumps(note), ex=_RECORD_S)
             pipe.zadd(_CHATS, {str(chat): used_s})
             await pipe.execute()
 
     async def touch(self, used: Mapping[ChatId, float]) -> None:
         """Move times of use forward; a chat without a record gets none."""
-        async with _asked(), self._redis.pipeline(transaction=False) as pipe:
+        async with self._guarded(), self._redis.pipeline(transaction=False) as pipe:
             for chat, used_s in used.items():
                 pipe.zadd(_CHATS, {str(chat): used_s}, gt=True, xx=True)
                 pipe.expire(f"chat:{chat}", _RECORD_S)
@@ -266,7 +263,7 @@ class FleetStore:
 
     async def list(self) -> Mapping[ChatId, tuple[dict[str, Any], float]]:
         """Return every record."""
-        async with _asked():
+        async with self._guarded():
             times = await self._redis.zrange(_CHATS, 0, -1, withscores=True)
             names = [f"chat:{name}" for name, _ in times]
             texts = await self._redis.mget(names) if names else ()
@@ -278,10 +275,32 @@ class FleetStore:
         return found
 
     async def remove(self, chat: ChatId) -> None:
-        async with _asked(), self._redis.pipeline(transaction=True) as pipe:
+        async with self._guarded(), self._redis.pipeline(transaction=True) as pipe:
             pipe.delete(f"chat:{chat}")
             pipe.zrem(_CHATS, str(chat))
             await pipe.execute()
+
+    @asynccontextmanager
+    async def _guarded(self) -> AsyncGenerator[None]:
+        if self._breaker.is_open:
+            raise self.disagreement()
+        try:
+            async with _bounded():
+                yield
+        except StorageUnavailable as exc:
+            if not self._breaker.failures:
+                logger.warning("%s; chats that are open go on until their leases end", exc)
+            self._breaker.note_failure(str(exc))
+            raise self.disagreement() from exc.__cause__
+        self._breaker.note_answer()
+
+    def disagreement(self) -> StorageUnavailable:
+        """Return the error of a server that cannot tell whether another one has a chat."""
+        why = self._breaker.why.rstrip(".") or "this server was not heard of for too long"
+        return StorageUnavailable(
+            f"the servers cannot agree who has this chat: {why}. Files are kept; call again when "
+            f"Redis at {self.place} answers"
+        )
 
 
 def _open(url: str) -> Any:  # noqa: ANN401 - the library's is generic
@@ -297,7 +316,7 @@ def _open(url: str) -> Any:  # noqa: ANN401 - the library's is generic
 
 
 @asynccontextmanager
-async def _asked(waits_s: float = 0.0) -> AsyncGenerator[None]:
+async def _bounded(waits_s: float = 0.0) -> AsyncGenerator[None]:
     try:
         with anyio.fail_after(waits_s + _ANSWER_S):
             yield
@@ -306,19 +325,21 @@ async def _asked(waits_s: float = 0.0) -> AsyncGenerator[None]:
         raise StorageUnavailable(f"the Redis of fleet.redis cannot be used: {why}") from exc
 
 
+def _parse_lease(text: str | None) -> Lease | None:
+    with suppress(ValueError, TypeError, AttributeError):
+        lease = Lease(**json.loads(text or ""))
+        return lease if isinstance(lease.epoch, int) and lease.url.startswith("http") else None
+    return None
+
+
 def _read_lease(chat: ChatId, text: str | None) -> Lease | None:
-    if not text:
-        return None
-    try:
-        lease = Lease(**json.loads(text))
-        if isinstance(lease.epoch, int) and lease.url.startswith("http"):
-            return lease
-    except (ValueError, TypeError, AttributeError):
-        pass
-    raise StorageUnavailable(
-        f"lease:{chat} in the Redis of fleet.redis is no lease of a server: look who wrote it, "
-        "then remove that key"
-    )
+    lease = _parse_lease(text)
+    if text and not lease:
+        raise StorageUnavailable(
+            f"lease:{chat} in the Redis of fleet.redis is no lease of a server: look who wrote it, "
+            "then remove that key"
+        )
+    return lease
 
 
 def _read_note(text: str | None, used_s: float | None) -> tuple[dict[str, Any], float] | None:

@@ -17,6 +17,7 @@ import anyio
 import pytest
 from anyio import to_thread
 
+from mcp_sandbox.config import FleetConfig
 from mcp_sandbox.errors import StorageUnavailable
 from mcp_sandbox.models import ChatId, SandboxId
 from mcp_sandbox.sessions.chat_records import (
@@ -67,7 +68,7 @@ async def sharing(
 ) -> AsyncGenerator[tuple[SharedRecords, FleetStore]]:
     """The records of one of several servers."""
     store = FleetStore(server.url, Server(name, f"http://{name}", name, name), 30)
-    leases = Leases(store, time.monotonic, lease_s=30, wait_s=0)
+    leases = Leases(store, time.monotonic, FleetConfig(), wait_s=0)
     try:
         yield SharedRecords(data_root, store, leases), store
     finally:

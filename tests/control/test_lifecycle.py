@@ -18,7 +18,7 @@ from mcp_sandbox.control.lifecycle import Control
 from mcp_sandbox.models import ChatId, TokenScope
 from mcp_sandbox.sessions.chat_records import ChatRecords
 from mcp_sandbox.sessions.manager import SessionManager
-from mcp_sandbox.storage.redis import Bridge
+from mcp_sandbox.storage.redis import SandboxBoard
 from mcp_sandbox.web.tokens import TokenFile
 from tests.control.daemon import Platform, platform, serving
 from tests.control.test_remote import opened
@@ -404,7 +404,7 @@ async def test_an_expert_is_an_assistant_whose_user_has_access(tmp_path: Path) -
 async def test_what_is_published_of_a_sandbox_goes_with_it(tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
         redis = stack.enter_context(closing(RedisServer()))
-        bridge = await stack.enter_async_context(aclosing(Bridge(redis.url)))
+        bridge = await stack.enter_async_context(aclosing(SandboxBoard(redis.url)))
         more = {"MCP_SANDBOX_FLEET__REDIS": redis.url}
         here = await stack.enter_async_context(platform(tmp_path, more=more))
         session = (await here.prepare("c1"))["id"]

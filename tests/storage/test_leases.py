@@ -14,6 +14,7 @@ import pytest
 from anyio import to_thread
 from redis.asyncio import Redis
 
+from mcp_sandbox.config import FleetConfig
 from mcp_sandbox.errors import ChatElsewhere, ConfigError, StorageUnavailable
 from mcp_sandbox.models import ChatId
 from mcp_sandbox.storage.leases import Leases
@@ -41,9 +42,6 @@ class Machine:
 
     def used(self) -> set[ChatId]:
         return self.uses
-
-    def places(self) -> tuple[int, int]:
-        return self.free, len(self.uses)
 
     async def let_go(self, chat: ChatId, why: str, lost: bool) -> None:
         self.gone[chat] = why, lost, time.monotonic()
@@ -77,10 +75,10 @@ async def machine(
     now_s: Callable[[], float] = time.monotonic,
 ) -> AsyncGenerator[Machine]:
     async with store(server, name) as opened, anyio.create_task_group() as tasks:
-        leases = Leases(opened, now_s, lease_s=LEASE_S, wait_s=wait_s)
+        leases = Leases(opened, now_s, FleetConfig(lease=LEASE_S), wait_s=wait_s)
         found = Machine(opened, leases)
-        leases.used, leases.places = found.used, found.places
-        leases.let_go, leases.share = found.let_go, found.share
+        leases.list_used, leases.count_free = found.used, lambda: found.free
+        leases.stop_chat, leases.write_record = found.let_go, found.share
         tasks.start_soon(leases.run)
         yield found
         tasks.cancel_scope.cancel()
@@ -113,21 +111,27 @@ async def test_of_fifty_servers_that_want_a_chat_one_gets_it(server: RedisServer
     assert len({(each.owner, each.epoch) for each in found if each}) == 1
 
 
-async def test_a_renewal_has_three_answers(server: RedisServer) -> None:
+async def test_a_renewal_renews_takes_again_or_finds_another_holder(server: RedisServer) -> None:
     async with grown(server), store(server) as a, store(server, "b") as b:
         lease = await a.take(CHAT)
         assert lease
-        renew = partial(a.renew, free=1, load=0)
-        assert await renew([(CHAT, lease.epoch, "own")]) == ["renewed"]
-        assert await b.renew([(CHAT, lease.epoch, "gone")], free=1, load=0) == ["lost"]
-        assert await renew([(CHAT, lease.epoch, "gone")]) == ["renewed"]
-        assert await renew([(CHAT, lease.epoch, "own")]) == ["lapsed"]
+        renew = partial(a.renew, free=1)
+        assert await renew([(CHAT, lease.epoch, "own")]) == [lease]
+        assert await b.renew([(CHAT, lease.epoch, "gone")], free=1) == [lease]
+        (again,) = await renew([(OTHER, 7, "own")])
+        assert again
+        assert (again.run, again.epoch > 7) == (lease.run, True)
+        assert await renew([(CHAT, lease.epoch, "gone")]) == [None]
         taken = await b.take(CHAT)
         assert taken
         assert taken.epoch > lease.epoch
         # What was delayed on its way changes nothing any more.
-        assert await renew([(CHAT, lease.epoch, "gone"), (OTHER, 1, "own")]) == ["lost", "lapsed"]
-        assert await b.look([CHAT, OTHER]) == [taken, None]
+        late: list[tuple[ChatId, int, LeaseState]] = [
+            (CHAT, lease.epoch, "gone"),
+            (OTHER, 1, "gone"),
+        ]
+        assert await renew(late) == [taken, again]
+        assert await b.look([CHAT, OTHER]) == [taken, again]
 
 
 async def test_epochs_grow_even_where_the_clock_of_redis_does_not(server: RedisServer) -> None:
@@ -164,7 +168,7 @@ async def test_a_chat_of_another_server_is_passed_on_and_never_opened_here(
         assert await b.leases.find(CHAT, may_place=True) == "http://a"
         with pytest.raises(ChatElsewhere, match="on the server a "):
             await b.leases.hold(CHAT)
-        assert await b.leases.elsewhere([CHAT, OTHER]) == {CHAT}
+        assert await b.leases.find_elsewhere([CHAT, OTHER]) == {CHAT: "a"}
         assert a.leases.epoch(CHAT)
         assert b.leases.epoch(CHAT) is None
         a.leases.check(CHAT)
@@ -189,13 +193,13 @@ async def test_a_new_chat_goes_where_most_is_free_if_all_here_is_used(server: Re
     ):
         a.free, b.free, c.free = 0, 2, 3
         for each in (b, c):
-            await each.store.renew((), free=each.free, load=1)
+            await each.store.renew((), free=each.free)
         # What Redis says of this server is old.
-        await a.store.renew((), free=9, load=1)
+        await a.store.renew((), free=9)
         assert await a.leases.find(CHAT, may_place=True) == "http://c"
         assert await a.leases.find(CHAT, may_place=False) is None
         for each in (b, c):
-            await each.store.renew((), free=0, load=1)
+            await each.store.renew((), free=0)
         assert await a.leases.find(OTHER, may_place=True) is None
 
 
@@ -349,21 +353,13 @@ async def test_a_redis_that_cannot_serve_is_told_at_the_start(server: RedisServe
             await _refused(server.url, "another program|may be written")
             await asked.delete(name)
     async with store(server) as a:
-        await a.check()
+        await a.renew((), free=1)
         await _refused(server.url, "is named a too", place="another disk")
         await a.check()
     server.strike()
     async with store(server) as a:
         with pytest.raises(StorageUnavailable, match=str(server.port)):
             await a.check()
-
-
-async def test_who_only_looks_at_a_redis_is_no_server_that_lives(server: RedisServer) -> None:
-    async with store(server) as looking:
-        await looking.check(serves=False)
-        assert await looking.servers() == []
-        await looking.check()
-        assert [each.name for each in await looking.servers()] == ["a"]
 
 
 async def _refused(url: str, why: str, place: str = "") -> None:
@@ -384,7 +380,7 @@ async def test_leases_cost_little(server: RedisServer) -> None:
             assert lease
             held.append((ChatId("ann", f"c{number}"), lease.epoch, "own"))
         began = time.perf_counter()
-        assert set(await a.renew(held, free=1, load=1)) == {"renewed"}
+        assert all(await a.renew(held, free=1))
         renewal = 1000 * (time.perf_counter() - began)
         logger.info("a take %.2f ms, 500 renewals %.0f ms", statistics.median(took), renewal)
         assert statistics.median(took) < 10

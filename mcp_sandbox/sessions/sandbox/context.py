@@ -4,7 +4,7 @@ Each open sandbox has a guard, which keeps its chat to the limits on disk, also 
 """
 
 import logging
-from collections.abc import Awaitable, Callable, Generator, Mapping
+from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -131,6 +131,12 @@ class SessionContext:
         if self.leases:
             self.leases.check(chat)
         return (self.leases and self.leases.epoch(chat)) or 0
+
+    async def used_elsewhere(self, chats: Iterable[ChatId]) -> set[ChatId]:
+        """Return those of the chats whose files here are in the hands of other servers."""
+        if self.leases and self.leases.shares_files:
+            return {*await self.leases.find_elsewhere(chats)}
+        return set()
 
     def start_doors(self, chat: ChatId, held: "OpenSandbox") -> None:
         """Open the doors of a sandbox, and its way to allowed hosts if there is one."""
