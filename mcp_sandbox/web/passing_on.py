@@ -6,6 +6,7 @@ the chat's lease lets it in, or says why not.
 """
 
 import logging
+import socket
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -32,12 +33,19 @@ logger = logging.getLogger(__name__)
 Passing = Callable[..., ASGIApp]
 ChatOf = Callable[[Scope, bytes], Awaitable[ChatId | None]]
 
-_MARK, _SESSION = "mcp-sandbox-passed-on", "mcp-session-id"
+_PASSED_ON, _SESSION = "mcp-sandbox-passed-on", "mcp-session-id"
 # Servers keep a silent connection a little longer: one that is being closed fails a request.
-_CONNECT_S, _KEPT_S = 2.0, 2.0
-_LOOK_AGAIN_S = 0.5
+_CONNECT_S, _IDLE_S = 0.5, 2.0
+_LOOK_AGAIN_S = 0.2
+# A machine that is cut off closes nothing: its kernel is asked after 5 s, and has 5 s to answer.
+_NOTICE_LOSS = (
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1),
+    (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 5000),
+)
 # About one connection, or judged here already.
-_OURS = {
+_HOP_HEADERS = {
     *(b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"te"),
     *(b"trailer", b"transfer-encoding", b"upgrade", b"host", b"origin", b"date", b"expect"),
 }
@@ -46,11 +54,15 @@ _OURS = {
 @asynccontextmanager
 async def open_passing(leases: Callable[[], Awaitable[Leases]]) -> AsyncGenerator[Passing]:
     """Open the connections to other servers, while the block runs."""
-    limits = httpx2.Limits(max_keepalive_connections=64, keepalive_expiry=_KEPT_S)
+    limits = httpx2.Limits(max_keepalive_connections=64, keepalive_expiry=_IDLE_S)
     timeout = httpx2.Timeout(None, connect=_CONNECT_S)
-    made = partial(httpx2.AsyncClient, limits=limits, timeout=timeout, trust_env=False)
-    # It loads the authorities of this machine.
-    async with await to_thread.run_sync(made) as http:
+
+    def make() -> httpx2.AsyncClient:
+        # It loads the authorities of this machine.
+        transport = httpx2.AsyncHTTPTransport(limits=limits, socket_options=_NOTICE_LOSS)
+        return httpx2.AsyncClient(transport=transport, timeout=timeout, trust_env=False)
+
+    async with await to_thread.run_sync(make) as http:
         http.headers.clear()
         yield partial(_PassingOn, http, leases)
 
@@ -82,7 +94,7 @@ class _PassingOn:
         headers = Headers(scope=scope)
         try:
             chat = await self.chat_of(scope, body) if self.chat_of else scope[CALLER].chat
-            if chat and _MARK not in headers:
+            if chat and _PASSED_ON not in headers:
                 # A session of the older protocol is in the memory of one server.
                 return await (await self.leases()).find(chat, may_place=_SESSION not in headers)
         except SandboxError as exc:
@@ -97,7 +109,7 @@ class _PassingOn:
         content = Request(scope, receive).stream() if is_upload else body or None
         async with anyio.create_task_group() as tasks:
             if not is_upload:
-                tasks.start_soon(_hang_up, receive, tasks.cancel_scope)
+                tasks.start_soon(_cancel_on_disconnect, receive, tasks.cancel_scope)
             try:
                 await self._relay(url, scope, content, answer.answer)
             except (httpx2.TransportError, ClientDisconnect) as exc:
@@ -122,21 +134,21 @@ class _PassingOn:
     ) -> None:
         query = scope["query_string"].decode("latin-1")
         target = f"{url}{scope['raw_path'].decode('latin-1')}{query and '?'}{query}"
-        headers = [*_without_ours(scope["headers"]), (_MARK.encode(), b"1")]
+        headers = [*_keep_end_to_end(scope["headers"]), (_PASSED_ON.encode(), b"1")]
         asked = self.http.stream(scope["method"], target, headers=headers, content=content)
         async with asked as response:
             start = {"type": "http.response.start", "status": response.status_code}
-            await send({**start, "headers": _without_ours(response.headers.raw)})
+            await send({**start, "headers": _keep_end_to_end(response.headers.raw)})
             async for data in response.aiter_raw():
                 await send({"type": "http.response.body", "body": data, "more_body": True})
             await send({"type": "http.response.body", "body": b""})
 
 
-def _without_ours(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    return [(name.lower(), value) for name, value in headers if name.lower() not in _OURS]
+def _keep_end_to_end(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    return [(name.lower(), value) for name, value in headers if name.lower() not in _HOP_HEADERS]
 
 
-async def _hang_up(receive: Receive, scope: anyio.CancelScope) -> None:
+async def _cancel_on_disconnect(receive: Receive, scope: anyio.CancelScope) -> None:
     """End the hop when its client has left."""
     while (await receive())["type"] != "http.disconnect":
         pass

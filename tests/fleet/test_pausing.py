@@ -11,12 +11,18 @@ from mcp_sandbox.app.chats import open_manager
 from mcp_sandbox.config import FleetConfig
 from mcp_sandbox.errors import SandboxGone, StorageUnavailable
 from mcp_sandbox.models import ChatId
+from mcp_sandbox.sessions.manager import SessionManager
 from mcp_sandbox.sessions.settings import list_chat_sandboxes
 from tests.conftest import configured
 from tests.redis_server import RedisServer
 
 pytestmark = [pytest.mark.anyio, pytest.mark.redis, pytest.mark.docker]
 CHAT = ChatId("ada", "frozen")
+
+
+async def states(manager: SessionManager) -> dict[ChatId, str]:
+    found = await list_chat_sandboxes(manager._context.backend)
+    return {chat: info.state for chat, info in found}
 
 
 async def test_it_is_paused_and_goes_on_with_its_processes(tmp_path: Path) -> None:
@@ -42,8 +48,8 @@ async def test_it_is_paused_and_goes_on_with_its_processes(tmp_path: Path) -> No
                     await session.exec("sleep 60")
                 with pytest.raises(StorageUnavailable, match="cannot agree who has this chat"):
                     await session.exec("true")
-                ((chat, info),) = await list_chat_sandboxes(manager._context.backend)
-                assert (chat, info.state) == (CHAT, "paused")
+                while await states(manager) != {CHAT: "paused"}:
+                    await anyio.sleep(0.05)
                 await to_thread.run_sync(redis.start)
                 while True:
                     try:

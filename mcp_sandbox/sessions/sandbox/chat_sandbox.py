@@ -188,9 +188,11 @@ class ChatSandbox:
         """End the calls under way at once, as this server may not answer for the chat any more.
 
         The sandbox is paused if that is possible; if another server has the chat, it is `lost` and
-        ends. Its files stay.
+        ends, also if it was paused before. Its files stay.
         """
         if (held := self._held) is None:
+            if lost and not self._context.files.lost_with_sandbox:
+                await self._lifecycle.end_running()
             return
         held.end_reason = f"{why}. The sandbox was stopped"
         self._forget(held, goes_on=True)

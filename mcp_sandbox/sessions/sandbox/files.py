@@ -80,6 +80,8 @@ class HostFiles:
 
         Return False if it is to be ended.
         """
+        # The runner ends its calls then, at once: an engine may take long to pause.
+        await held.runtime.aclose()
         is_paused = False
         with suppress(SandboxError), anyio.move_on_after(PAUSE_S):
             is_paused = not lost and await held.sandbox.pause()

@@ -185,6 +185,11 @@ class SandboxLifecycle:
             found = [SandboxInfo(noted, {}, "running")] if noted else []
         return found
 
+    async def end_running(self) -> None:
+        """End them, of a chat that another server has."""
+        for info in await self.running():
+            await self._context.backend.destroy(info.id)
+
     async def _find(
         self, wanted: DesiredSandbox, record: ChatRecord | None
     ) -> tuple[Connected | None, str]:
