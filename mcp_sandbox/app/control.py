@@ -51,9 +51,9 @@ async def open_control(
     bridge = None
     if config.fleet.redis:
         await to_thread.run_sync(import_module, "mcp_sandbox.storage.redis")
-        from mcp_sandbox.storage.redis import Bridge
+        from mcp_sandbox.storage.redis import SandboxBoard
 
-        bridge = Bridge(config.fleet.redis)
+        bridge = SandboxBoard(config.fleet.redis)
     check = partial(_check_access, config, hook)
     closing = aclosing(bridge) if bridge else nullcontext()
     async with closing, anyio.create_task_group() as tasks:
@@ -66,11 +66,14 @@ async def open_control(
 async def _find_chat(control: Control, scope: Scope, body: bytes) -> ChatId | None:
     """Return the chat that a request is about; what is not valid is about none."""
     user, path = scope[CALLER].user, scope["path"]
-    with suppress(ValueError, TypeError, KeyError):
+    with suppress(ValueError, TypeError, KeyError, AttributeError):
         if path.endswith(("/prepare", "/prepare-invoke")):
             return ChatId(user, json.loads(body)["chatSessionId"])
         if path.startswith("/api/agent/"):
-            return await control.find_chat(user, json.loads(body)["sandbox_session_id"])
+            given = json.loads(body)
+            if given.get("sandbox_mode", "cloud") != "cloud":
+                return None
+            return await control.find_chat(user, given["sandbox_session_id"])
         if found := _ABOUT.fullmatch(path):
             named = found["chat"]
             return ChatId(user, named) if named else await control.find_chat(user, found["id"])

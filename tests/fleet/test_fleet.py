@@ -7,6 +7,7 @@ import statistics
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from functools import partial
+from pathlib import Path
 
 import anyio
 import pytest
@@ -14,8 +15,11 @@ from anyio import to_thread
 
 from mcp_sandbox.config import Config
 from mcp_sandbox.doctor.machine import examine_fleet
+from tests.agents.service import KEY
+from tests.agents.test_run import PROGRAM
+from tests.control.test_agents import SANDBOX
 from tests.daemon.running import command, control, in_chat
-from tests.fleet.machines import LEASE_S, Fleet, Machine, fleet
+from tests.fleet.machines import LEASE_S, Fleet, Machine, fleet, on_engines
 from tests.web.clients import connected
 
 logger = logging.getLogger(__name__)
@@ -30,17 +34,39 @@ DISAGREE = "the servers cannot agree who has this chat"
 TICK = "while :; do date +%s%N >> tick; sleep 0.02; done"
 
 
-@pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    return "asyncio"
+ON_ENGINES = pytest.param("docker", marks=[pytest.mark.docker, pytest.mark.whole])
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", params=["bubblewrap", ON_ENGINES])
 async def two(
-    tmp_path_factory: pytest.TempPathFactory, anyio_backend: str
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, anyio_backend: str
 ) -> AsyncGenerator[Fleet]:
-    async with fleet(tmp_path_factory.mktemp("fleet")) as found:
+    """Two servers on this machine, or on two engines in networks of their own."""
+    folder = tmp_path_factory.mktemp("fleet")
+    settings = add_assistant(folder)
+    if request.param == "docker":
+        opened = on_engines(folder, request.getfixturevalue("network"), settings)
+    else:
+        opened = fleet(folder, settings=settings)
+    async with opened as found:
         yield found
+
+
+def add_assistant(folder: Path) -> dict[str, str]:
+    """Write an assistant whose program runs what it is asked; return the settings of it."""
+    files = {"programs/bin/claude": PROGRAM, "assistants/worker/assistant.yaml": SANDBOX}
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True)
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
+    (folder / "key").write_text(KEY)
+    (folder / "key").chmod(0o600)
+    unused = {"near": {"url": "http://127.0.0.1:9", "key": f"file:{folder}/key"}}
+    return {
+        "MCP_SANDBOX_CONNECTORS": json.dumps(unused),
+        "MCP_SANDBOX_AGENTS__FOLDERS": json.dumps([str(folder / "assistants")]),
+        "MCP_SANDBOX_AGENTS__PROGRAMS": str(folder / "programs"),
+    }
 
 
 async def eventually(is_so: Callable[[], Awaitable[object]]) -> None:
@@ -102,6 +128,29 @@ async def test_large_files_and_live_output_pass_both_ways(two: Fleet) -> None:
         assert json.loads([line async for line in lines][-1])["data"]["stdout"] == "begun\nover\n"
 
 
+async def test_an_agent_works_where_its_chat_is_and_is_heard_live_elsewhere(two: Fleet) -> None:
+    session = await two.a.prepare("agent")
+    await two.a.run(session["id"], "echo from a > note")
+    code = (
+        "talk(open('note').read())\nwhile not os.path.exists('go'): time.sleep(0.02)\nend('over')"
+    )
+    body = {
+        "messages": [{"role": "user", "content": code}],
+        "assistant": "worker",
+        "sandbox_session_id": session["id"],
+    }
+    async with two.b.http.stream("POST", f"{two.b.url}/api/agent/invoke", json=body) as answer:
+        lines = answer.aiter_lines()
+        event = (told := json.loads(await anext(lines))).get("event")
+        assert event, told
+        assert (event["type"], event["text"]) == ("Text", "from a\n")
+        await two.a.run(session["id"], "touch go")
+        last = json.loads([line async for line in lines][-1])["event"]
+        assert (last["type"], last["content"]) == ("Completion", "over")
+    assert await two.has("agent") == "a"
+    assert not two.b.files("agent").exists()
+
+
 async def test_who_hangs_up_ends_a_command_on_the_other_server(two: Fleet) -> None:
     session = await two.a.prepare("hung")
     command = {"command": "touch begun; exec sleep 77"}
@@ -131,7 +180,7 @@ async def test_a_token_counts_on_both_servers(two: Fleet) -> None:
     assert (await two.b.ask("GET", f"sandbox/{session['id']}/status")).status_code == 200
 
 
-async def test_a_chat_that_is_ended_is_free_for_all(two: Fleet) -> None:
+async def test_a_chat_that_is_endedis_free_for_all(two: Fleet) -> None:
     session = await two.a.prepare("ended")
     await two.a.run(session["id"], "echo kept > note")
     assert (await two.b.ask("POST", f"sandbox/{session['id']}/terminate")).status_code == 200
@@ -160,6 +209,11 @@ async def test_an_operator_sees_what_is_shared(two: Fleet) -> None:
     await two.a.prepare("shown")
     found = await command(two.a.place, "status")
     assert "chats that servers share" in found.out
+    await two.a.run((await two.a.prepare("shown"))["id"], "true")
+    for machine, state in ((two.a, "running "), (two.b, "running at a ")):
+        listed = (await command(machine.place, "ls")).out
+        (row,) = [line for line in listed.splitlines() if "ada/shown" in line]
+        assert state in row.replace("│", " ")
     config = Config.model_validate(
         {
             "data_dir": two.a.place.data,
@@ -175,7 +229,7 @@ async def test_an_operator_sees_what_is_shared(two: Fleet) -> None:
     assert await examine_fleet(Config()) == []
 
 
-async def test_passing_on_costs_little(two: Fleet) -> None:
+async def test_passing_on_costs_little(two: Fleet, request: pytest.FixtureRequest) -> None:
     session = await two.a.prepare("quick")
     took: dict[str, list[float]] = {"a": [], "b": []}
     await two.a.run(session["id"], "true")
@@ -185,7 +239,9 @@ async def test_passing_on_costs_little(two: Fleet) -> None:
         took[machine.name].append(1000 * (time.perf_counter() - began))
     here, passed = (statistics.median(took[name]) for name in "ab")
     logger.info("a status %.1f ms, passed on %.1f ms", here, passed)
-    assert passed - here < 50
+    # In the usual run other tests use the machine meanwhile.
+    is_whole = request.config.getoption("--whole")
+    assert min(took["b"]) - min(took["a"]) < (3 if is_whole else 50)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
@@ -197,7 +253,7 @@ async def test_without_redis_what_is_open_goes_on_until_its_lease_and_then_says_
     await two.a.run(session["id"], "echo kept > note")
     async with anyio.create_task_group() as tasks:
         told: list[str] = []
-        tasks.start_soon(_until_refused, two.a, session["id"], told)
+        tasks.start_soon(until_refused, two.a, session["id"], told)
         await eventually(partial(_ticks, two.a, chat))
         # So that the most of a lease is left for the next call.
         await eventually(partial(_was_just_renewed, two, chat))
@@ -216,11 +272,12 @@ async def test_without_redis_what_is_open_goes_on_until_its_lease_and_then_says_
     two.redis.strike(signal.SIGCONT)
     if number == signal.SIGKILL:
         await to_thread.run_sync(two.redis.start)
-    await eventually(partial(works, two.a, session["id"]))
+    for machine in (two.a, two.b):
+        await eventually(partial(works, machine, session["id"]))
     assert await two.b.run(session["id"], "cat note") == "kept\n"
 
 
-async def _until_refused(machine: Machine, session_id: str, told: list[str]) -> None:
+async def until_refused(machine: Machine, session_id: str, told: list[str]) -> None:
     try:
         await machine.run(session_id, TICK)
     except RuntimeError as exc:
@@ -239,7 +296,7 @@ async def test_a_redis_that_comes_back_empty_moves_no_chat(two: Fleet) -> None:
     session = await two.a.prepare("empty")
     async with anyio.create_task_group() as tasks:
         told: list[str] = []
-        tasks.start_soon(_until_refused, two.a, session["id"], told)
+        tasks.start_soon(until_refused, two.a, session["id"], told)
         await eventually(partial(_ticks, two.a, "empty"))
         two.redis.strike()
         await to_thread.run_sync(two.redis.start)
@@ -257,7 +314,7 @@ async def test_a_chat_that_another_server_took_is_stopped_and_its_files_stay(two
     session = await two.a.prepare("lost")
     told: list[str] = []
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(_until_refused, two.a, session["id"], told)
+        tasks.start_soon(until_refused, two.a, session["id"], told)
         await eventually(partial(_ticks, two.a, "lost"))
         lease = json.loads(await two.asked("GET", "lease:ada/lost"))
         other = {"owner": "c", "run": "c", "url": "http://127.0.0.1:9", "epoch": lease["epoch"] + 1}
@@ -289,16 +346,16 @@ async def test_a_server_that_nobody_hears_of_runs_nothing_when_another_does(
     await two.a.saved(session["id"])
     told: list[str] = []
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(_until_refused, two.a, session["id"], told)
+        tasks.start_soon(until_refused, two.a, session["id"], told)
         await eventually(partial(_ticks, two.a, chat))
         if fault == "cut off":
             two.line.cut()
         else:
             two.a.strike(signal.SIGSTOP)
-        await eventually(partial(_is_free, two, chat))
+        await eventually(partial(is_free, two, chat))
         if fault == "stopped":
             two.a.strike(signal.SIGCONT)
-        tasks.start_soon(_until_refused, two.b, session["id"], told)
+        tasks.start_soon(until_refused, two.b, session["id"], told)
         await eventually(partial(_ticks, two.b, chat))
         two.line.whole.set()
         await eventually(partial(_passed_on, two, session["id"]))
@@ -309,7 +366,7 @@ async def test_a_server_that_nobody_hears_of_runs_nothing_when_another_does(
     assert (two.b.files(chat) / "note").read_text() == "kept\n"
 
 
-async def _is_free(two: Fleet, chat: str) -> bool:
+async def is_free(two: Fleet, chat: str) -> bool:
     return await two.has(chat) is None
 
 
