@@ -177,6 +177,14 @@ def lock(path: str | Path, *, wait: bool, dir_fd: int | None = None) -> int | No
     return descriptor
 
 
+def is_locked(path: Path) -> bool:
+    """Return whether another has the lock of a file, if there is one. Raises OSError."""
+    if not path.exists() or (descriptor := lock(path, wait=False)) is None:
+        return path.exists()
+    unlock(descriptor)
+    return False
+
+
 def unlock(descriptor: int) -> None:
     """Release a lock. A close alone would not: a child being started has the file open, too."""
     fcntl.flock(descriptor, fcntl.LOCK_UN)

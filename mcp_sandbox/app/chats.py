@@ -23,7 +23,8 @@ from anyio.abc import TaskGroup, TaskStatus
 from mcp_sandbox import errors
 from mcp_sandbox.backends.base import Backend, NoopBackend
 from mcp_sandbox.backends.sandbox_records import boot_id, sandbox_user
-from mcp_sandbox.config import Config, StorageConfig, load_config, own_folders
+from mcp_sandbox.config import Config, FleetConfig, StorageConfig, load_config, own_folders
+from mcp_sandbox.durable import is_locked
 from mcp_sandbox.models import PROGRAMS, BackendName, ChatId, Mount
 from mcp_sandbox.telemetry import logs
 
@@ -48,6 +49,12 @@ logger = logging.getLogger(__name__)
 ISOLATING: tuple[BackendName, ...] = ("docker", "bubblewrap")
 
 
+def server_folder(config: Config) -> Path:
+    """Return the folder of what only this server may touch, such as the notes of its sandboxes."""
+    fleet, data_dir = config.fleet, config.data_dir
+    return data_dir / "servers" / fleet.name if fleet.shared_data_dir else data_dir
+
+
 @asynccontextmanager
 async def open_backend(name: BackendName, config: Config) -> AsyncGenerator[Backend]:
     """Open the backend of that name, without asking whether it works.
@@ -63,24 +70,24 @@ async def open_backend(name: BackendName, config: Config) -> AsyncGenerator[Back
     if name == "docker":
         from mcp_sandbox.backends.docker.backend import DockerBackend
 
-        async with aclosing(DockerBackend(config.docker, config.data_dir)) as docker:
+        async with aclosing(DockerBackend(config.docker, server_folder(config))) as docker:
             yield docker
     elif name == "e2b":
         from mcp_sandbox.backends.e2b.backend import E2BBackend
         from mcp_sandbox.storage.objects import KeySource
 
         key = KeySource("e2b.api_key", config.e2b.api_key, errors.BackendUnavailable)
-        yield E2BBackend(config.e2b, config.data_dir, key.value)
+        yield E2BBackend(config.e2b, server_folder(config), key.value)
     elif name == "kubernetes":
         from mcp_sandbox.backends.kubernetes.backend import open_kubernetes
 
         size = config.workspace.size_limit
-        async with open_kubernetes(config.kubernetes, config.data_dir, size) as kubernetes:
+        async with open_kubernetes(config.kubernetes, server_folder(config), size) as kubernetes:
             yield kubernetes
     else:
         from mcp_sandbox.backends.bubblewrap.backend import BubblewrapBackend
 
-        yield BubblewrapBackend(config.data_dir, walls=name == "bubblewrap")
+        yield BubblewrapBackend(server_folder(config), walls=name == "bubblewrap")
 
 
 @asynccontextmanager
@@ -210,6 +217,7 @@ async def _open_records(
     """Open the records of chats, and the leases of those that are `shared`."""
     from mcp_sandbox.sessions.chat_records import ChatRecords, SharedRecords
 
+    await to_thread.run_sync(_check_sharing, config, shared)
     if not shared:
         yield ChatRecords(config.data_dir), None
         return
@@ -220,11 +228,26 @@ async def _open_records(
             await store.check()
         except errors.StorageUnavailable as exc:
             logger.warning("chats that servers share are refused until it answers: %s", exc)
-        if not config.storage.endpoint:
+        if not (config.storage.endpoint or config.fleet.shared_data_dir):
             logger.warning("no files follow a chat to another server: storage is not set")
-        lease_s, wait_s = config.fleet.lease, config.sessions.queue_wait
-        leases = Leases(store, lambda: clock().steady_s, lease_s=lease_s, wait_s=wait_s)
+        wait_s = config.sessions.queue_wait
+        leases = Leases(store, lambda: clock().steady_s, config.fleet, wait_s=wait_s)
         yield SharedRecords(config.data_dir, store, leases), leases
+
+
+def _check_sharing(config: Config, shared: bool) -> None:
+    """Raise ConfigError where servers have one data directory, and not all who use it agree."""
+    data_dir, others = config.data_dir, config.data_dir / "servers"
+    if not (shared and config.fleet.shared_data_dir):
+        if config.fleet.shared_data_dir or others.exists():
+            raise errors.ConfigError(
+                f"servers share {data_dir} (fleet.shared_data_dir), and only they agree who has a "
+                f"chat: start one with `mcp-sandbox serve`, or delete {others} when none runs"
+            )
+    elif is_locked(data_dir / "sandbox" / "daemon.lock"):
+        raise errors.ConfigError(
+            f"a server that shares nothing serves {data_dir}: set fleet.shared_data_dir there too"
+        )
 
 
 def _pool_size(backend: Backend, config: Config, for_many: bool) -> int:
@@ -263,6 +286,7 @@ def check_holding(config: Config) -> None:
         "workspace.subdirectories": config.workspace.subdirectories,
         "agents.programs": config.agents.programs,
         "network: allowlist": config.network == "allowlist",
+        "fleet.shared_data_dir": config.fleet.shared_data_dir,
     }
     if refused := [name for name, is_set in shown.items() if is_set]:
         raise errors.ConfigError(
@@ -447,7 +471,8 @@ def on_trial(config: Config, data_dir: Path) -> Config:
     storage = StorageConfig()
     if config.backend in ("kubernetes", "e2b") and config.storage.endpoint:
         storage = config.storage.model_copy(update={"prefix": f"{config.storage.prefix}/trial"})
-    return config.model_copy(update={"data_dir": data_dir, "storage": storage})
+    alone = {"data_dir": data_dir, "storage": storage, "fleet": FleetConfig()}
+    return config.model_copy(update=alone)
 
 
 @dataclass(eq=False)

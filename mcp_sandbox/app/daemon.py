@@ -18,7 +18,14 @@ import anyio
 from anyio import to_thread
 
 from mcp_sandbox import __version__
-from mcp_sandbox.app.chats import LazyManager, make_server, on_signals, open_manager, open_skills
+from mcp_sandbox.app.chats import (
+    LazyManager,
+    make_server,
+    on_signals,
+    open_manager,
+    open_skills,
+    server_folder,
+)
 from mcp_sandbox.config import Config, LoadedConfig, own_folders
 from mcp_sandbox.errors import ConfigError, Draining
 from mcp_sandbox.models import ChatId
@@ -230,7 +237,7 @@ async def serve(loaded: LoadedConfig, socket: Path, *, anonymous_http: bool = Fa
     ending, config = Shutdown(), loaded.config
     async with (
         on_signals(partial(ending.begin, "signal")),
-        claim_daemon(config.data_dir, socket, __version__) as claim,
+        claim_daemon(server_folder(config), socket, __version__) as claim,
         _web(config, anonymous=anonymous_http) as web,
         listen_at(socket) as listener,
         anyio.create_task_group() as tasks,

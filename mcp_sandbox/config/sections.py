@@ -192,10 +192,14 @@ class FleetConfig(Section):
         "", "where the other servers reach its HTTP, such as http://10.0.0.5:8080"
     )
     lease: Duration = setting(30.0, "how long a server that is not heard of keeps its chats", ge=1)
+    shared_data_dir: bool = setting(
+        False, "all servers have one data_dir, on a file system whose locks hold between machines"
+    )
 
     @model_validator(mode="after")
     def _complete(self) -> "FleetConfig":
-        if bool(self.name) != bool(self.url) or (self.name and not self.redis):
+        needs_all = self.name or self.url or self.shared_data_dir
+        if needs_all and not (self.name and self.url and self.redis):
             raise ValueError("write all of fleet.redis, name and url, or no name and no url")
         return self
 

@@ -44,7 +44,7 @@ class DaemonLock:
     def __init__(self, data_root: Path, path: Path, holder: LockHolder) -> None:
         self.holder = holder
         self._places = {
-            data_root / "sandbox" / "daemon.lock": f"serves {data_root}",
+            lock_file(data_root): f"serves {data_root}",
             path.with_name(f"{path.name}.lock"): f"listens on {path}",
         }
         self._files = list[int]()
@@ -80,6 +80,11 @@ class DaemonLock:
     def release(self) -> None:
         while self._files:
             unlock(self._files.pop())
+
+
+def lock_file(data_root: Path) -> Path:
+    """Return the file that the daemon of a data root locks."""
+    return data_root / "sandbox" / "daemon.lock"
 
 
 def _write_holder(file: int, holder: LockHolder) -> None:

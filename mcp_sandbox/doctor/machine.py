@@ -4,9 +4,11 @@ import os
 import platform
 import re
 import shutil
+import subprocess
+import sys
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
@@ -26,12 +28,14 @@ from mcp_sandbox.app.chats import (
     open_fleet,
     open_manager,
     read_allowed_hosts,
+    server_folder,
     temporary_data,
 )
 from mcp_sandbox.backends.docker.client import connection_of
 from mcp_sandbox.backends.docker.engine import is_gvisor, security_options
 from mcp_sandbox.config import Config
-from mcp_sandbox.durable import DAMAGED
+from mcp_sandbox.daemon.lock import lock_file
+from mcp_sandbox.durable import DAMAGED, is_locked, make_folder
 from mcp_sandbox.errors import OperatorError, SandboxError
 from mcp_sandbox.models import BackendName, ChatId
 from mcp_sandbox.skills.library import SkillLibrary
@@ -46,6 +50,14 @@ _MACHINES = ("x86_64", "aarch64")
 _CGROUPS = Path("/sys/fs/cgroup")
 _TIME_LIMIT_S = 120.0
 _CODE = "print(6*7)"
+# Locks a file until its input ends.
+_LOCK = """
+import fcntl, sys
+file = open(sys.argv[1], "a")
+fcntl.flock(file, fcntl.LOCK_EX)
+print(flush=True)
+sys.stdin.read()
+"""
 _PROGRAMS = {"Engine": "docker", "containerd": "containerd", "runc": "runc"}
 _LIMITS = {
     "MemoryLimit": "memory",
@@ -272,14 +284,42 @@ async def examine_fleet(config: Config) -> list[Check]:
     check = partial(Check, "fleet", "Redis")
     try:
         async with open_fleet(config) as store:
-            await store.check(serves=False)
-            living = ", ".join(f"{each.name} at {each.url}" for each in await store.servers())
+            await store.check()
+            servers = await store.servers()
     except OperatorError as exc:
         return [check("fail", "no chats are shared", str(exc))]
+    living = ", ".join(f"{each.name} at {each.url}" for each in servers)
     found = f"{store.place}; servers that live: {living or 'none'}"
+    if config.fleet.shared_data_dir:
+        locks = await to_thread.run_sync(_locks, config, [each.name for each in servers])
+        return [check("ok", found), Check("fleet", "data directory", *locks)]
     if config.storage.endpoint:
         return [check("ok", found)]
     return [check("warn", f"{found}; no files follow a chat", "set storage: see docs/storage.md")]
+
+
+def _locks(config: Config, living: Sequence[str]) -> Finding:
+    """Try whether locks in the shared directory hold: of another process, and of the servers."""
+    own, pipe = server_folder(config), subprocess.PIPE
+    tried = own / "tried.lock"
+    files = {"process": tried, **{name: lock_file(own.with_name(name)) for name in living}}
+    try:
+        make_folder(own)
+        command = [sys.executable, "-c", _LOCK, str(tried)]
+        with subprocess.Popen(command, stdin=pipe, stdout=pipe) as other:  # noqa: S603
+            assert other.stdout  # noqa: S101
+            other.stdout.readline()
+            free = [name for name, file in files.items() if not is_locked(file)]
+    except OSError as exc:
+        return "fail", f"{own} cannot be used: {exc}", "have this user own data_dir on all machines"
+    if not free:
+        return "ok", f"locks hold in {config.data_dir}: of another {', '.join(files)}", ""
+    remedy = (
+        "have all servers mount one file system whose locks hold between machines, such as NFS 4 "
+        "without local_lock; or give each its own data_dir, and set storage (a server that has "
+        "just died counts as living until its lease is over)"
+    )
+    return "fail", f"{config.data_dir} has no lock of another {free[0]} that lives", remedy
 
 
 async def examine_cluster(config: Config) -> list[Check]:

@@ -101,6 +101,7 @@ class Cleaner:
         self.ledger = context.use_times
         self._settings = context.settings
         self._saving = context.saving
+        self._used_elsewhere = context.used_elsewhere
         self._own, self._adopt = own, adopt
         self._clock_file = context.workspaces.data_root / "sandbox" / "clock"
         self._ages: tuple[Moment, Ages[ChatId], Ages[str]] | None = None
@@ -114,7 +115,7 @@ class Cleaner:
         """Remove what is due and was watched for `watched_s`; with `dry_run` only report it."""
         seen = await self._look()
         items = await self._end_left(seen, dry_run)
-        in_use = {*await self._in_use(), *seen.unsaved}
+        in_use = {*await self._in_use(), *seen.unsaved, *await self._used_elsewhere(seen.chats)}
         keep_s = self._settings.workspace.retention
         found = list_due_chats(seen.chats, keep_s=keep_s, in_use=in_use, watched_s=watched_s)
         for one in found:
@@ -183,8 +184,8 @@ class Cleaner:
             return [item]
         async with self._records.hold(chat):
             await self.ledger.write()
-            used = chat in await self._in_use()
-            if used or await self._records.get(chat) != seen.records.get(chat):
+            used = {*await self._in_use(), *await self._used_elsewhere([chat])}
+            if chat in used or await self._records.get(chat) != seen.records.get(chat):
                 return []
             if self._saving and self._lost_with_sandbox:
                 # All that is left of it; without its record nothing would look for them again.

@@ -131,7 +131,8 @@ class Saving:
         """Note the chats that another process has left unsaved."""
         chats = await self._context.workspaces.chats()
         records = {record.chat: record for record in await self._context.records.list()}
-        for chat in {*chats} - self._chats.keys():
+        unknown = {*chats} - self._chats.keys()
+        for chat in unknown - await self._context.used_elsewhere(unknown):
             kept = read_backup(records.get(chat))
             if not kept.get("clean") and kept.get("newest", 0) > kept.get("epoch", 0):
                 await self.let_go(chat)
@@ -174,9 +175,11 @@ class Saving:
             yield
 
     async def let_go(self, chat: ChatId) -> None:
-        """Forget a chat that another server has: what files of it are here are older, and stay."""
-        logger.warning("chat %s is on another server: its files here are not saved any more", chat)
+        """Forget a chat that another server has: its files here stay, and are older or shared."""
+        logger.warning("chat %s is on another server: this one does not save its files", chat)
         self._chats.pop(chat, None)
+        if self._context.leases and self._context.leases.shares_files:
+            return
         records, now_s = self._context.records.here, self._context.use_times.clock().wall_s
         await records.keep(chat, BACKUP, lambda kept: {**(kept or {}), "clean": True}, now_s)
 

@@ -236,11 +236,17 @@ async def fleet(
 
 
 def on_engines(
-    tmp_path: Path, network: Network, settings: Mapping[str, str] | None = None
+    tmp_path: Path,
+    network: Network,
+    settings: Mapping[str, str] | None = None,
+    *,
+    shared_data: bool = False,
 ) -> AbstractAsyncContextManager[Fleet]:
     """A fleet on the engines of a network, with no containers but those of chats."""
     settings = {"MCP_SANDBOX_POOL__SIZE": "0", **(settings or {})}
-    return fleet(tmp_path, backend="docker", network=network, settings=settings)
+    return fleet(
+        tmp_path, backend="docker", network=network, shared_data=shared_data, settings=settings
+    )
 
 
 @asynccontextmanager
