@@ -121,6 +121,9 @@ class HttpServer(uvicorn.Server):
         """Listen no more, and wait so long for the running calls to finish."""
         for server in self.servers:
             server.close()
+        for connection in [*self.server_state.connections]:
+            # One that is kept open ends now, or with its answer: the next request connects anew.
+            connection.shutdown()
         await self._in_flight.drain(grace_s)
 
     @contextmanager

@@ -18,6 +18,7 @@ from mcp_sandbox.models import ChatId
 from mcp_sandbox.sessions.chat_records import system_clock
 from mcp_sandbox.workspace.retention import Moment
 from tests.conftest import configured
+from tests.daemon.running import control
 from tests.fleet.machines import LEASE_S, Machine, fleet
 from tests.rclone import S3Server
 from tests.redis_server import RedisServer
@@ -68,7 +69,7 @@ async def test_a_dead_servers_chats_go_on_at_another(tmp_path: Path) -> None:
 
 
 async def test_a_new_chat_goes_where_there_is_room(tmp_path: Path) -> None:
-    async with fleet(tmp_path, MCP_SANDBOX_SESSIONS__MAX_OPEN="1") as two:
+    async with fleet(tmp_path, settings={"MCP_SANDBOX_SESSIONS__MAX_OPEN": "1"}) as two:
         first = await two.a.prepare("first")
         assert await two.a.run(first["id"], "echo first") == "first\n"
         second = await two.a.prepare("second")
@@ -102,6 +103,32 @@ async def test_a_server_that_is_ended_hands_its_chats_over_at_once(tmp_path: Pat
         assert await two.has("moved") == "b"
         # As it was the last that used the chat, nothing is lost.
         assert "is lost" not in await said(two.b, "moved", "true")
+
+
+async def test_a_server_that_is_replaced_keeps_its_chats_and_fails_no_call(tmp_path: Path) -> None:
+    async with fleet(tmp_path) as two, anyio.create_task_group() as tasks:
+        session = await two.a.prepare("stays")
+        answers: list[str] = []
+
+        async def run(command: str) -> None:
+            answers.append(await two.b.run(session["id"], command))
+
+        tasks.start_soon(run, "touch begun; until [ -e go ]; do sleep 0.02; done; echo finished")
+        while not (two.a.files("stays") / "begun").exists():
+            await anyio.sleep(0.02)
+        before = (await two.a.prepare("stays"))["providerSandboxId"]
+        assert await control(two.a.place, "hand-over") == {"result": {}}
+        await two.a.start()
+        began = time.monotonic()
+        while time.monotonic() - began < 1.5 * LEASE_S:
+            for machine in (two.a, two.b):
+                assert await machine.run(session["id"], "echo on") == "on\n"
+            assert await two.has("stays") == "a"
+        await two.a.run(session["id"], "touch go")
+        while not answers:
+            await anyio.sleep(0.02)
+        assert answers == ["finished\n"]
+        assert (await two.a.prepare("stays"))["providerSandboxId"] == before
 
 
 async def test_a_clock_that_is_an_hour_ahead_takes_no_chat_early(tmp_path: Path) -> None:
