@@ -1,7 +1,9 @@
-"""Two servers, sixteen chats, two thousand calls, and one server that is killed again and again."""
+"""What takes minutes: a Redis that hangs, and a server that is killed again and again."""
 
 import logging
 import random
+import signal
+import time
 from pathlib import Path
 
 import anyio
@@ -9,6 +11,7 @@ import httpx2
 import pytest
 
 from tests.fleet.machines import LEASE_S, Fleet, Machine, fleet
+from tests.fleet.test_fleet import DISAGREE, ticks, until_refused, works
 
 logger = logging.getLogger(__name__)
 pytestmark = [
@@ -21,6 +24,40 @@ pytestmark = [
     pytest.mark.timeout(900),
 ]
 CHATS, CALLS, KILL_EVERY_S = 16, 2000, 10.0
+
+
+async def test_a_redis_that_hangs_for_a_minute_never_has_two_servers_run_a_chat(
+    tmp_path: Path,
+) -> None:
+    async with fleet(tmp_path, lease_s=30) as two:
+        session = await two.a.prepare("hung")
+        await two.a.run(session["id"], "echo kept > note")
+        await two.a.saved(session["id"])
+        told: list[str] = []
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(until_refused, two.a, session["id"], told)
+            while not (two.a.files("hung") / "tick").exists():
+                await anyio.sleep(0.02)
+            two.redis.strike(signal.SIGSTOP)
+            began, struck = time.monotonic(), time.time_ns()
+            while time.monotonic() - began < 60:
+                # One that is passed on to the server which has it still is answered there.
+                is_answered = await works(two.b, session["id"])
+                assert not (is_answered and told)
+                await anyio.sleep(0.5)
+            last_s = (max(ticks(two.a, "hung")) - struck) / 1e9
+            two.redis.strike(signal.SIGCONT)
+            began = time.monotonic()
+            while not await works(two.b, session["id"]):
+                await anyio.sleep(0.1)
+        back_s, where = time.monotonic() - began, await two.has("hung")
+        logger.info(
+            "ended %.1f s after Redis hung (lease 30 s); at %s again %.1f s after it went on: %s",
+            last_s, where, back_s, told[0],
+        )  # fmt: skip
+        assert last_s < 30
+        assert DISAGREE in told[0]
+        assert await two.a.run(session["id"], "cat note") == "kept\n"
 
 
 class Writer:
@@ -55,7 +92,7 @@ class Writer:
 
 
 async def test_no_write_vanishes_untold_and_nothing_is_left(tmp_path: Path) -> None:
-    async with fleet(tmp_path, MCP_SANDBOX_SESSIONS__MAX_PER_USER=f"{CHATS}") as two:
+    async with fleet(tmp_path, settings={"MCP_SANDBOX_SESSIONS__MAX_PER_USER": f"{CHATS}"}) as two:
         writers = [Writer(two, number) for number in range(CHATS)]
         over = anyio.Event()
         kills = 0
