@@ -3,52 +3,78 @@
 import functools
 from typing import Any
 
-import kubernetes_validate  # type: ignore[import-untyped]
-from kubernetes_validate.utils import (  # type: ignore[import-untyped]
-    SchemaNotFoundError,
-    ValidationError,
-)
+from jsonschema import Draft202012Validator
+from kubernetes_validate.utils import schema_contents  # type: ignore[import-untyped]
+from referencing import Registry, Resource
 
-VERSION = "1.36"
-_SANDBOX = {"podTemplate", "volumeClaimTemplates", "service", "shutdownTime", "shutdownPolicy"}
-_PER_MODE = {"operatingMode": {"Running", "Suspended"}, "shutdownPolicy": {"Retain", "Delete"}}
 Json = dict[str, Any]
+VERSION = "1.36"
+_FOLDER = f"kubernetes-json-schema/v{VERSION}.0-local-strict"
+_TEXT: Json = {"type": "string"}
 
 
-class Invalid(Exception):
-    """An object has a field that is not published, or lacks one."""
+def _fields(**properties: Json) -> Json:
+    return {"type": "object", "additionalProperties": False, "properties": properties}
 
 
-def check(body: Json) -> None:
-    """Raise Invalid for an object that an API server would not take."""
-    if body["apiVersion"].startswith("agents.x-k8s.io/"):
-        _check_sandbox(body)
-        return
-    try:
-        kubernetes_validate.validate(body, VERSION, strict=True)
-    except (ValidationError, SchemaNotFoundError) as exc:
-        raise Invalid(str(getattr(exc, "message", exc))) from exc
+def _each(items: Json) -> Json:
+    return {"type": "array", "items": items}
 
 
-def _check_sandbox(body: Json) -> None:
-    spec = body["spec"]
-    if unknown := spec.keys() - _SANDBOX - {"operatingMode"}:
-        raise Invalid(f"unknown field spec.{min(unknown)}")
-    for name, allowed in _PER_MODE.items():
-        if spec.get(name, min(allowed)) not in allowed:
-            raise Invalid(f"spec.{name}: {spec[name]}")
-    template = spec["podTemplate"]
-    if unknown := (template.keys() - {"metadata", "spec"}) | (
-        template.get("metadata", {}).keys() - {"labels", "annotations"}
-    ):
-        raise Invalid(f"unknown field spec.podTemplate.{min(unknown)}")
-    # The controller adds the volume of each claim.
-    check({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, "spec": template["spec"]})
-    for claim in spec.get("volumeClaimTemplates", []):
-        check({"apiVersion": "v1", "kind": "PersistentVolumeClaim", **claim})
+def _core(name: str) -> Json:
+    return {"$ref": f"{_published('_definitions')['$id']}#/$defs/io.k8s.api.core.v1.{name}"}
 
 
 @functools.cache
-def warm_up() -> None:
-    """Read the schemas once."""
-    check({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "x"}})
+def _published(name: str) -> Json:
+    found: Json = schema_contents(f"{_FOLDER}/{name}.json", VERSION)
+    return found
+
+
+@functools.cache
+def _specs() -> dict[str, Json]:
+    """Return the fields of the kinds of agent-sandbox."""
+    texts = {"type": "object", "additionalProperties": _TEXT}
+    labelled = _fields(labels=texts, annotations=texts)
+    named = _fields(metadata=_fields(name=_TEXT), spec=_core("PersistentVolumeClaimSpec"))
+    shared = {
+        "podTemplate": _fields(metadata=labelled, spec=_core("PodSpec")),
+        "volumeClaimTemplates": _each(named),
+        "service": {"type": "boolean"},
+    }
+    end = {"shutdownPolicy": {"enum": ["Retain", "Delete"]}, "shutdownTime": _TEXT}
+    policies = {"networkPolicyManagement": {"enum": ["Managed", "Unmanaged"]}}
+    for name in ("envVarsInjectionPolicy", "volumeClaimTemplatesPolicy"):
+        policies[name] = {"enum": ["Allowed", "Overrides", "Disallowed"]}
+    return {
+        "Sandbox": _fields(**shared, **end, operatingMode={"enum": ["Running", "Suspended"]}),
+        "SandboxTemplate": _fields(**shared, **policies, networkPolicy={}),
+        "SandboxWarmPool": _fields(
+            replicas={"type": "integer", "minimum": 0},
+            sandboxTemplateRef=_fields(name=_TEXT),
+            updateStrategy=_fields(type={"enum": ["Recreate", "OnReplenish"]}),
+        ),
+        "SandboxClaim": _fields(
+            warmPoolRef=_fields(name=_TEXT),
+            lifecycle=_fields(**end, ttlSecondsAfterFinished={"type": "integer"}),
+            additionalPodMetadata=labelled,
+            env=_each(_fields(name=_TEXT, value=_TEXT)),
+        ),
+    }
+
+
+@functools.cache
+def _validator(kind: str, version: str) -> Draft202012Validator:
+    if "agents.x-k8s.io/" in version:
+        found = _fields(apiVersion=_TEXT, kind=_TEXT, metadata={}, spec=_specs()[kind])
+    else:
+        group, _, number = version.rpartition("/")
+        found = _published("-".join(filter(None, (kind.lower(), group.partition(".")[0], number))))
+    definitions = Resource.from_contents(_published("_definitions"))
+    return Draft202012Validator(found, registry=definitions @ Registry())
+
+
+def find_error(body: Json) -> str:
+    """Return what an API server would refuse an object for; nothing if it takes it."""
+    errors = _validator(body["kind"], body["apiVersion"]).iter_errors(body)
+    return next((f"{each.json_path}: {each.message}" for each in errors), "")

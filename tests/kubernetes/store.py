@@ -1,40 +1,61 @@
-"""The objects of a fake cluster: versions, watches, chunks, and the rules of what is taken."""
+"""The objects of a fake cluster: versions, watches, chunks, and the rules of what is taken.
 
-import copy
+An object is never changed in place: each change puts a new one in its stead.
+"""
+
 import re
 import uuid
+from bisect import bisect_right
 from collections.abc import AsyncGenerator, Callable, Mapping
-from datetime import UTC, datetime
+from copy import deepcopy
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from functools import reduce
 from typing import Any
 
 import anyio
+from starlette.exceptions import HTTPException
 
 from tests.kubernetes import schema
 
 Json = dict[str, Any]
+_AGENTS, _POOLS = "agents.x-k8s.io/v1beta1", "extensions.agents.x-k8s.io/v1beta1"
 # plural: kind, apiVersion
 KINDS = {
     "pods": ("Pod", "v1"),
     "persistentvolumeclaims": ("PersistentVolumeClaim", "v1"),
     "events": ("Event", "v1"),
     "networkpolicies": ("NetworkPolicy", "networking.k8s.io/v1"),
-    "sandboxes": ("Sandbox", "agents.x-k8s.io/v1beta1"),
+    "sandboxes": ("Sandbox", _AGENTS),
+    "sandboxtemplates": ("SandboxTemplate", _POOLS),
+    "sandboxwarmpools": ("SandboxWarmPool", _POOLS),
+    "sandboxclaims": ("SandboxClaim", _POOLS),
 }
-_IMMUTABLE = {"pods": ("containers", "volumes", "securityContext"), "sandboxes": ("volumeClaim",)}
+# What else of a spec is there once cannot be changed.
+_MUTABLE = {
+    "pods": {"containers", "tolerations", "activeDeadlineSeconds", "nodeName"},
+    "persistentvolumeclaims": {"resources"},
+    "sandboxes": {"podTemplate", "operatingMode", "service", "shutdownPolicy", "shutdownTime"},
+}
+# Others are gone at once; these as soon as nothing runs in them, or uses them.
+_GRACEFUL = ("pods", "persistentvolumeclaims")
 
 
-class Failure(Exception):
-    """An answer that is an error."""
+@dataclass(frozen=True)
+class Change:
+    """What happened to an object, and what it was like before."""
 
-    def __init__(self, status: int, message: str, reason: str = "") -> None:
-        super().__init__(message)
-        self.status = status
-        self.message = message
-        self.reason = reason
+    version: int
+    kind: str
+    plural: str
+    found: Json
+    before: Json | None
 
-
-def now() -> str:
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    def seen_by(self, query: Mapping[str, str]) -> str:
+        """Return the type of the event for who selects by `query`; nothing if there is none."""
+        if selects(query, self.found):
+            return self.kind
+        return "DELETED" if self.before and selects(query, self.before) else ""
 
 
 class Store:
@@ -45,101 +66,114 @@ class Store:
         self.version = 1000
         # The oldest version that a watch may begin at.
         self.oldest = 0
-        self.history: list[tuple[int, str, str, Json]] = []
+        self.history: list[Change] = []
         self.changed = anyio.Event()
-        # Called with (type, plural, object) after every change.
-        self.listeners: list[Callable[[str, str, Json], None]] = []
-        # How long a watch lasts at most, and what a list has in one chunk.
-        self.watch_s = 3000.0
-        self.chunk = 500
-        self.bookmarks = True
-        self.quota: int | None = None
+        # Called after every change.
+        self.listeners: list[Callable[[Change], None]] = []
+        self.behave()
 
-    def note(self, kind: str, plural: str, found: Json) -> None:
+    def behave(self) -> None:
+        # How long a watch lasts at most, what a list has in one chunk, how far the clock is ahead.
+        self.watch_s, self.chunk, self.ahead = 3000.0, 500, timedelta()
+        self.bookmarks, self.quota = True, 1 << 30
+
+    def _note(self, kind: str, plural: str, found: Json, before: Json | None) -> Json:
         self.version += 1
-        found["metadata"]["resourceVersion"] = str(self.version)
-        self.history.append((self.version, kind, plural, copy.deepcopy(found)))
+        found = {**found, "metadata": {**found["metadata"], "resourceVersion": str(self.version)}}
+        name = found["metadata"]["name"]
+        if kind == "DELETED":
+            del self.objects[plural][name]
+        else:
+            self.objects[plural][name] = found
+        change = Change(self.version, kind, plural, found, before)
+        self.history.append(change)
         self.changed.set()
         self.changed = anyio.Event()
         for listener in self.listeners:
-            listener(kind, plural, found)
+            listener(change)
+        return found
+
+    def now(self) -> str:
+        return (datetime.now(UTC) + self.ahead).strftime("%Y-%m-%dT%H:%M:%SZ")
 
     def get(self, plural: str, name: str) -> Json:
         try:
             return self.objects[plural][name]
         except KeyError:
-            raise Failure(404, f'{plural} "{name}" not found', "NotFound") from None
+            raise HTTPException(404, f'{plural} "{name}" not found') from None
 
     def add(self, plural: str, body: Json) -> Json:
         kind, version = KINDS[plural]
         name = body["metadata"]["name"]
         if (body.get("kind"), body.get("apiVersion")) != (kind, version):
-            raise Failure(400, f"the object is no {kind} of {version}", "BadRequest")
-        try:
-            schema.check(body)
-        except schema.Invalid as exc:
-            raise Failure(422, f'{kind} "{name}" is invalid: {exc}', "Invalid") from exc
+            raise HTTPException(400, f"the object is no {kind} of {version}")
+        _check(body)
         if name in self.objects[plural]:
-            raise Failure(409, f'{plural} "{name}" already exists', "AlreadyExists")
-        if plural == "pods" and self.quota is not None and len(self.objects[plural]) >= self.quota:
+            raise HTTPException(409, f'{plural} "{name}" already exists')
+        if plural == "pods" and len(self.objects[plural]) >= self.quota:
             what = f"exceeded quota: q, limited: pods={self.quota}"
-            raise Failure(403, f'pods "{name}" is forbidden: {what}', "Forbidden")
-        found = copy.deepcopy(body)
-        found["metadata"] |= {
-            "uid": str(uuid.uuid4()),
-            "namespace": "sandboxes",
-            "creationTimestamp": now(),
-        }
+            raise HTTPException(403, f'pods "{name}" is forbidden: {what}')
+        found = deepcopy(body)
+        told = {"namespace": "sandboxes", "creationTimestamp": self.now()}
+        found["metadata"] |= {"uid": str(uuid.uuid4()), **told}
         if plural == "pods":
             default_pod(found)
-        self.objects[plural][name] = found
-        self.note("ADDED", plural, found)
-        return found
+        return self._note("ADDED", plural, found, None)
 
-    def patch(self, plural: str, name: str, news: Json, *, status: bool = False) -> Json:
+    def patch(self, plural: str, name: str, news: Json) -> Json:
+        """Change an object as somebody with kubectl does."""
         found = self.get(plural, name)
         merged = merge(found, news)
-        if not status:
-            for field in _IMMUTABLE.get(plural, ()):
-                for key in found["spec"].keys() | merged["spec"].keys():
-                    is_held = key.startswith(field) and merged["spec"].get(key) != found[
-                        "spec"
-                    ].get(key)
-                    if is_held and not (plural == "pods" and field == "containers"):
-                        raise Failure(422, f"spec.{key} is immutable", "Invalid")
-            bare = {key: merged[key] for key in ("apiVersion", "kind", "spec")}
-            try:
-                schema.check({**bare, "metadata": {"name": name}})
-            except schema.Invalid as exc:
-                raise Failure(422, f'"{name}" is invalid: {exc}', "Invalid") from exc
-        if merged != found:
-            self.objects[plural][name] = merged
-            self.note("MODIFIED", plural, merged)
-        return self.objects[plural][name]
+        for key in found["spec"].keys() | merged["spec"].keys():
+            is_fixed = plural in _MUTABLE and key not in _MUTABLE[plural]
+            if is_fixed and merged["spec"].get(key) != found["spec"].get(key):
+                raise HTTPException(422, f"spec.{key} is immutable")
+        bare = {key: merged[key] for key in ("apiVersion", "kind", "spec")}
+        _check({**bare, "metadata": {"name": name}})
+        return self._put(plural, found, merged)
 
-    def mark_deleted(self, plural: str, name: str) -> Json:
-        """Begin to delete; who has a finalizer, and the kubelet, finish it by `drop`."""
+    def set(self, plural: str, name: str, news: Json) -> None:
+        """Change whatever of an object, if it is there: a status, or how it was placed."""
+        if found := self.objects[plural].get(name):
+            self._put(plural, found, merge(found, news))
+
+    def _put(self, plural: str, found: Json, merged: Json) -> Json:
+        return found if merged == found else self._note("MODIFIED", plural, merged, found)
+
+    def delete(self, plural: str, name: str) -> Json:
+        """Delete an object with all that it owns, or begin to: see `_GRACEFUL`."""
         found = self.get(plural, name)
-        if "deletionTimestamp" not in found["metadata"]:
-            self.patch(plural, name, {"metadata": {"deletionTimestamp": now()}}, status=True)
-        return self.get(plural, name)
+        if plural not in _GRACEFUL:
+            self.drop(plural, name)
+        elif "deletionTimestamp" not in found["metadata"]:
+            self.set(plural, name, {"metadata": {"deletionTimestamp": self.now()}})
+        return found
 
     def drop(self, plural: str, name: str) -> None:
-        found = self.objects[plural].pop(name, None)
-        if found:
-            self.note("DELETED", plural, found)
+        if found := self.objects[plural].get(name):
+            self._note("DELETED", plural, found, found)
+            for of, each in self.owned_by(found):
+                self.delete(of, each["metadata"]["name"])
+
+    def owned_by(self, owner: Json) -> list[tuple[str, Json]]:
+        uid = owner["metadata"]["uid"]
+        return [
+            (plural, found)
+            for plural, rows in self.objects.items()
+            for found in rows.values()
+            if any(ref["uid"] == uid for ref in found["metadata"].get("ownerReferences", []))
+        ]
 
     def list(self, plural: str, query: Mapping[str, str]) -> Json:
         rows = sorted(self.objects[plural].items())
         chosen = [each for _, each in rows if selects(query, each)]
-        start, limit = int(query.get("continue", "0")), int(query.get("limit", "500"))
-        limit = min(limit, self.chunk)
-        page, rest = chosen[start : start + limit], chosen[start + limit :]
-        metadata = {"resourceVersion": str(self.version)}
-        if rest:
-            metadata["continue"] = str(start + limit)
+        start = int(query.get("continue", "0"))
+        end = start + min(int(query.get("limit", "500")), self.chunk)
+        more = {"continue": str(end)} if end < len(chosen) else {}
         kind, version = KINDS[plural]
-        return {"kind": f"{kind}List", "apiVersion": version, "metadata": metadata, "items": page}
+        metadata = {"resourceVersion": str(self.version), **more}
+        told = {"kind": f"{kind}List", "apiVersion": version, "metadata": metadata}
+        return {**told, "items": chosen[start:end]}
 
     async def watch(self, plural: str, query: Mapping[str, str]) -> AsyncGenerator[Json]:
         seen = int(query.get("resourceVersion") or 0)
@@ -147,15 +181,14 @@ class Store:
             status = {"kind": "Status", "code": 410, "message": "too old resource version"}
             yield {"type": "ERROR", "object": status}
             return
-        wanted = float(query.get("timeoutSeconds", "3000"))
-        with anyio.move_on_after(min(wanted, self.watch_s)):
+        with anyio.move_on_after(min(float(query.get("timeoutSeconds", "3000")), self.watch_s)):
             while True:
                 changed = self.changed
-                news = [row for row in self.history if row[0] > seen]
-                for version, kind, of, found in news:
-                    seen = version
-                    if of == plural and selects(query, found):
-                        yield {"type": kind, "object": found}
+                start = bisect_right(self.history, seen, key=lambda change: change.version)
+                for change in self.history[start:]:
+                    seen = change.version
+                    if change.plural == plural and (kind := change.seen_by(query)):
+                        yield {"type": kind, "object": change.found}
                 await changed.wait()
         if self.bookmarks and query.get("allowWatchBookmarks") == "true":
             metadata = {"resourceVersion": str(self.version)}
@@ -167,10 +200,15 @@ class Store:
         self.history.clear()
 
 
+def _check(body: Json) -> None:
+    if why := schema.find_error(body):
+        raise HTTPException(422, f'{body["kind"]} "{body["metadata"]["name"]}" is invalid: {why}')
+
+
 def merge(found: Any, news: Any) -> Any:
     """Return an object after a merge patch."""
     if not isinstance(news, dict):
-        return copy.deepcopy(news)
+        return deepcopy(news)
     merged = dict(found) if isinstance(found, dict) else {}
     for key, value in news.items():
         if value is None:
@@ -181,19 +219,19 @@ def merge(found: Any, news: Any) -> Any:
 
 
 def selects(query: Mapping[str, str], found: Json) -> bool:
-    labels = found["metadata"].get("labels", {})
-    for term in filter(None, query.get("labelSelector", "").split(",")):
-        key, _, value = term.partition("=")
-        if labels.get(key) != value:
-            return False
-    for term in filter(None, query.get("fieldSelector", "").split(",")):
-        path, _, value = term.partition("=")
-        at: Any = found
-        for part in path.split("."):
-            at = at.get(part, {})
-        if at != value:
-            return False
-    return True
+    """Return whether an object is what the selectors of a request name."""
+    labels, fields = (_terms(query.get(kind, "")) for kind in ("labelSelector", "fieldSelector"))
+    own = found["metadata"].get("labels", {})
+    values: dict[str, Any] = {path: reduce(_get, path.split("."), found) for path in fields}
+    return labels.items() <= own.items() and values == fields
+
+
+def _get(found: Json, key: str) -> Any:
+    return found.get(key, {})
+
+
+def _terms(selector: str) -> dict[str, str]:
+    return dict(term.split("=", 1) for term in selector.split(",") if term)
 
 
 def default_pod(pod: Json) -> None:
@@ -213,8 +251,6 @@ def default_pod(pod: Json) -> None:
         container |= {
             "terminationMessagePath": "/dev/termination-log",
             "terminationMessagePolicy": "File",
+            "env": [{k: v for k, v in each.items() if v} for each in container.get("env", [])],
         }
-        for each in container.get("env", []):
-            if each.get("value") == "":
-                del each["value"]
     pod["status"] = {"phase": "Pending", "qosClass": "Burstable"}

@@ -179,11 +179,11 @@ async def test_a_watch_that_ends_or_is_too_old_begins_anew(
         async with made(backend, SPEC) as sandbox:
             second = replace(SPEC, labels={"user": "tester", "chat": "second"})
             async with made(backend, second):
-                fake.compact()
+                fake.do(fake.store.compact)
                 with anyio.fail_after(20):
                     while len(await other.running()) != 2:
                         await anyio.sleep(0.05)
-                fake.compact()
+                fake.do(fake.store.compact)
                 fake.delete("pods", sandbox.id)
                 assert await sandbox.ending(within_s=20) == "deleted"
 
@@ -226,11 +226,7 @@ async def test_what_a_killed_server_had_begun_is_used_by_the_next(
         name = render.name(SPEC.labels)
         plural = "sandboxes" if kind == "sandboxes" else "persistentvolumeclaims"
         body = (render.sandbox if kind == "sandboxes" else render.claim)(name, told, SPEC.labels)
-
-        async def add() -> None:
-            fake.store.add(plural, body)
-
-        fake.do(add)
+        fake.do(fake.store.add, plural, body)
         async with open_manager(config) as manager:
             session = await manager.session(CHAT)
             assert (await session.exec("echo on > file; cat file")).stdout == "on\n"

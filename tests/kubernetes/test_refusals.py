@@ -120,7 +120,7 @@ async def test_a_quota_and_a_full_cluster_are_told_in_time(fake: Cluster, data_r
         fake.store.quota = 1
         with pytest.raises(CapacityReached, match=r"exceeded quota.*mcp-sandbox stop"):
             await session.exec("true")
-        fake.store.quota, fake.node.full = None, "0/3 nodes are available: insufficient memory"
+        fake.store.quota, fake.node.full = 100, "0/3 nodes are available: insufficient memory"
         with pytest.raises(CapacityReached, match="insufficient memory"):
             await session.exec("true")
         fake.node.full = ""

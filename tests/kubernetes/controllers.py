@@ -1,0 +1,127 @@
+"""The controllers of agent-sandbox in a fake cluster: pods of Sandboxes, pools, and claims."""
+
+import secrets
+
+from anyio.abc import TaskGroup
+from starlette.exceptions import HTTPException
+
+from tests.kubernetes.store import KINDS, Change, Json, Store, merge
+
+_POOLED = "agents.x-k8s.io/warm-pool-sandbox"
+_CLAIMED = "agents.x-k8s.io/claim-uid"
+_PLURALS = {kind: plural for plural, (kind, _) in KINDS.items() if plural.startswith("sandbox")}
+# Who claims may set labels of these alone.
+_FREE_LABELS = "sandbox.users.io/"
+
+
+class Controllers:
+    """Do what follows of a change of a Sandbox, its pod, a pool or a claim."""
+
+    def __init__(self, store: Store, tasks: TaskGroup) -> None:
+        self._store = store
+        self._rows = store.objects
+        self._tasks = tasks
+        store.listeners.append(self._notice)
+
+    def _notice(self, change: Change) -> None:
+        begin, name = self._tasks.start_soon, change.found["metadata"]["name"]
+        if change.plural in _PLURALS.values():
+            begin(self._reconcile, change.plural, name)
+        for owner in change.found["metadata"].get("ownerReferences", []):
+            begin(self._reconcile, _PLURALS[owner["kind"]], owner["name"])
+
+    async def _reconcile(self, plural: str, name: str) -> None:
+        work = {"sandboxes": self._run, "sandboxwarmpools": self._fill}
+        work |= {"sandboxclaims": self._assign}
+        found = self._rows[plural].get(name)
+        if found is None or plural not in work:
+            return
+        try:
+            work[plural](name, found)
+        except HTTPException as exc:
+            told = {"reason": "ReconcilerError", "message": exc.detail}
+            self._tell(plural, name, {"type": "Ready", "status": "False", **told})
+
+    def _tell(self, plural: str, name: str, ready: Json, **more: Json) -> None:
+        self._store.set(plural, name, {"status": {"conditions": [ready], **more}})
+
+    def _run(self, name: str, sandbox: Json) -> None:
+        """Make the pod and the claims of a Sandbox, or end the pod of a suspended one."""
+        spec, pod = sandbox["spec"], self._rows["pods"].get(name)
+        volumes: list[Json] = []
+        for claim in spec.get("volumeClaimTemplates", []):
+            of, made = claim["metadata"]["name"], f"{claim['metadata']['name']}-{name}"
+            volumes.append({"name": of, "persistentVolumeClaim": {"claimName": made}})
+            if made not in self._rows["persistentvolumeclaims"]:
+                self._make("persistentvolumeclaims", made, {"spec": claim["spec"]}, sandbox)
+        if spec.get("operatingMode") == "Suspended":
+            if pod:
+                self._store.delete("pods", name)
+        elif pod is None:
+            template = merge(spec["podTemplate"], {"spec": {"volumes": volumes}})
+            template["spec"]["volumes"] += spec["podTemplate"]["spec"].get("volumes", [])
+            template["metadata"]["labels"]["agents.x-k8s.io/sandbox-name-hash"] = "h"
+            self._make("pods", name, template, sandbox)
+        is_ready = bool(pod and pod["status"].get("podIP")) and "deletionTimestamp" not in (
+            pod or {}
+        ).get("metadata", {})
+        self._tell("sandboxes", name, {"type": "Ready", "status": str(is_ready)})
+
+    def _make(self, plural: str, name: str, body: Json, owner: Json) -> None:
+        kind, version = KINDS[plural]
+        metadata = {**body.get("metadata", {}), "name": name, "ownerReferences": [_ref(owner)]}
+        self._store.add(plural, {"apiVersion": version, "kind": kind, **body, "metadata": metadata})
+
+    def _fill(self, name: str, pool: Json) -> None:
+        missing = pool["spec"]["replicas"] - len(self._store.owned_by(pool))
+        for _ in range(missing):
+            self._make_sandbox(f"{name}-{secrets.token_hex(3)}", pool, pool, {_POOLED: name})
+
+    def _make_sandbox(self, name: str, pool: Json, owner: Json, labels: Json) -> None:
+        of = self._store.get("sandboxtemplates", pool["spec"]["sandboxTemplateRef"]["name"])
+        shared = ("podTemplate", "volumeClaimTemplates", "service")
+        spec = {key: of["spec"][key] for key in shared if key in of["spec"]}
+        extra = owner["spec"].get("additionalPodMetadata", {})
+        spec["podTemplate"] = merge(spec["podTemplate"], {"metadata": extra})
+        self._make("sandboxes", name, {"metadata": {"labels": labels}, "spec": spec}, owner)
+
+    def _assign(self, name: str, claim: Json) -> None:
+        """Give a claim a ready Sandbox of its pool, or make it one."""
+        extra = claim["spec"].get("additionalPodMetadata", {})
+        if foreign := [key for key in extra.get("labels", {}) if not key.startswith(_FREE_LABELS)]:
+            raise HTTPException(422, f'label "{foreign[0]}" is not in the allowlist')
+        owned = self._store.owned_by(claim)
+        if owned:
+            ((_, sandbox),) = owned
+            (ready, *_) = sandbox.get("status", {}).get("conditions", [{"type": "Ready"}])
+            told = {"name": sandbox["metadata"]["name"]}
+            self._tell("sandboxclaims", name, {"status": "False", **ready}, sandbox=told)
+            return
+        pool = self._store.get("sandboxwarmpools", claim["spec"]["warmPoolRef"]["name"])
+        labels = {_CLAIMED: claim["metadata"]["uid"]}
+        free = (each for _, each in self._store.owned_by(pool) if _is_ready(each))
+        warm = None if claim["spec"].get("env") else next(free, None)
+        if warm is None:
+            self._make_sandbox(name, pool, claim, labels)
+            return
+        own = warm["metadata"]["name"]
+        pod = merge(extra, {"labels": labels})
+        metadata = {
+            "ownerReferences": [_ref(claim)],
+            "labels": {**labels, _POOLED: None},
+            "annotations": {"agents.x-k8s.io/pod-name": own},
+        }
+        self._store.set("pods", own, {"metadata": pod})
+        news = {"metadata": metadata, "spec": {"podTemplate": {"metadata": pod}}}
+        self._store.set("sandboxes", own, news)
+        self._fill(pool["metadata"]["name"], pool)
+
+
+def _ref(owner: Json) -> Json:
+    kept = {"apiVersion": owner["apiVersion"], "kind": owner["kind"], "controller": True}
+    return {**kept, "name": owner["metadata"]["name"], "uid": owner["metadata"]["uid"]}
+
+
+def _is_ready(sandbox: Json) -> bool:
+    conditions = sandbox.get("status", {}).get("conditions", [])
+    return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
