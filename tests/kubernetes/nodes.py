@@ -43,6 +43,8 @@ class Node:
 
     def behave(self) -> None:
         self.enforces_policies = self.binds_claims = True
+        # It is out of reach: pods go on there, and none that is deleted is seen to end.
+        self.is_lost = False
         # Why no pod can be placed, if so.
         self.full = ""
         # Pods begin and go on without any process.
@@ -157,10 +159,15 @@ class Node:
         self._tell(name, phase="Failed" if code else "Succeeded", **told)
 
     async def _end(self, name: str, pod: Json) -> None:
-        container = self._containers.pop(pod["metadata"]["uid"], None)
+        while self.is_lost:
+            await self._store.changed.wait()
+        uid = pod["metadata"]["uid"]
+        container = self._containers.pop(uid, None)
         if container:
             await to_thread.run_sync(_remove, container)
-        known = self._store.objects["pods"].get(name, pod)
+        known = self._store.objects["pods"].get(name)
+        if known is None or known["metadata"]["uid"] != uid:
+            return
         # Else `_run` is making its container, and comes back.
         if container or "containerStatuses" in known["status"] or self._find_obstacle(pod):
             self._store.drop("pods", name)

@@ -49,6 +49,12 @@ _LISTENS_S = 3.0
 _CREATES_AT_ONCE = 8
 _GONE_S = 30.0
 _MOST_ENDED = 10_000
+# Reasons of pods, and of their condition DisruptionTarget.
+_EVICTIONS = {
+    *("Evicted", "Preempting", "NodeLost", "NodeShutdown", "Terminated", "NodeAffinity"),
+    *("DeletionByTaintManager", "EvictionByEvictionAPI", "PreemptionByScheduler"),
+    *("TerminationByKubelet", "DeletionByPodGC"),
+}
 
 
 @dataclass
@@ -87,6 +93,8 @@ class KubernetesBackend:
         self._creates = CapacityLimiter(_CREATES_AT_ONCE)
         # Channels that were opened when a pod was started, by the pod's uid.
         self._first: dict[str, ExecStream] = {}
+        # What leads to each pod, by its uid: a lost node does not cut it off.
+        self._streams: dict[str, set[ExecStream]] = {}
         # Why pods were ended here, by uid.
         self._ended: dict[str, models.Ending] = {}
 
@@ -180,12 +188,15 @@ class KubernetesBackend:
 
     async def connect(self, sandbox_id: models.SandboxId, uid: str) -> ByteStream:
         """Open a byte stream to the runner; raises SandboxGone."""
-        if stream := self._first.pop(uid, None):
-            return stream
-        pod = (await self._watched())[1].get(sandbox_id)
-        if pod is None or pod.uid != uid or pod.has_ended:
-            raise make_gone_error(sandbox_id)
-        return await self._relay(sandbox_id)
+        stream = self._first.pop(uid, None)
+        if stream is None:
+            pod = (await self._watched())[1].get(sandbox_id)
+            if pod is None or pod.uid != uid or pod.has_ended:
+                raise make_gone_error(sandbox_id)
+            stream = await self._relay(sandbox_id)
+        open_ones = {each for each in self._streams.get(uid, ()) if not each.closed.is_set()}
+        self._streams[uid] = open_ones | {stream}
+        return stream
 
     async def ending(
         self, sandbox_id: models.SandboxId, uid: str, within_s: float
@@ -227,6 +238,9 @@ class KubernetesBackend:
     def _read_pod(self, found: Json) -> Pod:
         """Return the row of a pod; end one that is weaker than was asked for."""
         row = Pod.of(found, self._find_weaker)
+        if row.has_ended:
+            for stream in self._streams.pop(row.uid, ()):
+                stream.closed.set()
         if row.weaker and not row.has_ended and row.uid not in self._ended:
             logger.error("pod %s is ended: %s", found["metadata"]["name"], "; ".join(row.weaker))
             self._note_end(row.uid, "changed")
@@ -363,9 +377,7 @@ def _ordered(live: Json, wanted: Json) -> Json:
 def _ending(pod: Pod) -> models.Ending:
     if pod.reason == "OOMKilled":
         return "memory"
-    if pod.reason in ("Evicted", "Preempting", "NodeLost", "NodeShutdown", "Terminated"):
-        return "evicted"
-    if pod.reason in ("DeletionByTaintManager", "NodeAffinity", "NodeNotReady"):
+    if pod.reason in _EVICTIONS:
         return "evicted"
     if pod.ending:
         return "deleted"

@@ -79,7 +79,7 @@ class Pod:
         scheduled = conditions.get("PodScheduled", {})
         unplaced = scheduled if scheduled.get("status") == "False" else {}
         # What ended the whole pod, such as an eviction, comes before what its program said.
-        whole: Json = status if status.get("reason") else {}
+        whole: Json = status if status.get("reason") else conditions.get("DisruptionTarget", {})
         says: Json = next(filter(None, (whole, ended, waits, unplaced)), {})
         return cls(
             metadata["uid"],
