@@ -61,14 +61,15 @@ class Node:
 
     def _notice(self, change: Change) -> None:
         begin, name = self._tasks.start_soon, change.found["metadata"]["name"]
-        match change.plural, change.kind:
+        is_ending = change.kind == "MODIFIED" and "deletionTimestamp" in change.found["metadata"]
+        match change.plural, "ENDING" if is_ending else change.kind:
             case "pods", "ADDED":
                 begin(self._run, name, change.found)
-            case "pods", "MODIFIED" if "deletionTimestamp" in change.found["metadata"]:
+            case "pods", "ENDING":
                 begin(self._end, name, change.found)
             case "persistentvolumeclaims", "ADDED":
                 begin(self._bind, name)
-            case ("pods", "DELETED") | ("persistentvolumeclaims", "MODIFIED"):
+            case ("pods", "DELETED") | ("persistentvolumeclaims", "ENDING"):
                 begin(self._free_claims)
 
     # Claims.

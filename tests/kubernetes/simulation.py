@@ -28,6 +28,8 @@ from tests.kubernetes.cluster import Cluster, running
 
 _CALLS = 200
 _EVICTED = 1000
+# What one answer has: to read it takes memory once, however many chats there are.
+_CHUNK = 500
 # An hour of a cluster whose watches last as much shorter than its 3,000 s.
 _FASTER = 600
 _HOUR_S = 3600
@@ -106,12 +108,12 @@ def _spec(chat: str) -> SandboxSpec:
     return SandboxSpec((), labels={"user": "tester", "chat": chat, "started": "1"}, idle_s=60)
 
 
-async def _bodies(data_root: Path, chats: int) -> list[tuple[str, dict[str, Any]]]:
+async def _bodies(data_root: Path, chats: range) -> list[tuple[str, dict[str, Any]]]:
     """Return the objects of chats that a server of this data root has made before."""
     async with open_backend("kubernetes", _configured(data_root)) as backend:
         assert isinstance(backend, KubernetesBackend)
         render, found = backend.renderer, []
-        for number in range(chats):
+        for number in chats:
             spec = _spec(f"chat-{number}")
             made = Made.of(spec, KubernetesConfig().image, runner_digest())
             name = render.name(spec.labels)
@@ -132,12 +134,14 @@ class Simulation:
     def run(self, chats: int) -> None:
         with closing(Server(self._data_root)) as server:
             self._call(server)
-            _, _, empty_kib = server.do("list")
-        self._populate(chats)
+        self._populate(range(_CHUNK))
+        with closing(Server(self._data_root)) as server:
+            _, _, few_kib = server.do("list")
+        self._populate(range(_CHUNK, chats))
         # The next server finds them all, as after a restart.
         self._fake.store.watch_s = 3000 / _FASTER
         with closing(Server(self._data_root)) as server:
-            self._list(server, chats, empty_kib)
+            self._list(server, chats, few_kib)
             self._idle(chats)
             self._evict(server, min(chats, _EVICTED))
 
@@ -159,12 +163,12 @@ class Simulation:
         with self._requests("pause", "a chat is suspended and comes back (4)"):
             server.do("pause", called)
 
-    def _populate(self, chats: int) -> None:
+    def _populate(self, chats: range) -> None:
         self._fake.node.is_hollow = True
         for plural, body in anyio.run(_bodies, self._data_root, chats):
             self._fake.do(self._fake.store.add, plural, body)
 
-    def _list(self, server: Server, chats: int, empty_kib: float) -> None:
+    def _list(self, server: Server, chats: int, few_kib: float) -> None:
         found, taken, kib = server.do("list")
         assert found == chats + 1
         self._note("begin", taken, f"s: a server that begins knows {found} sandboxes")
@@ -173,7 +177,7 @@ class Simulation:
         claims = self._fake.store.objects["persistentvolumeclaims"].values()
         record = len(json.dumps([each["metadata"]["annotations"] for each in claims])) / found
         self._note("record", record, "bytes: the record of a chat, in its object")
-        beyond = (kib - empty_kib) * 1024 / chats - record
+        beyond = (kib - few_kib) * 1024 / (chats - _CHUNK) - record
         self._note("memory", beyond, "bytes: memory of the server a chat beyond that (2048)")
 
     def _idle(self, chats: int) -> None:

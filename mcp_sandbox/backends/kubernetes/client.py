@@ -112,17 +112,16 @@ class ApiServer:
                 )
             await anyio.sleep(pause_s)
 
-    async def listed(self, path: str, **params: str) -> tuple[list[Json], str]:
-        """Return all objects in chunks, and the version of the last chunk."""
-        found: list[Json] = []
+    async def pages(self, path: str, **params: str) -> AsyncGenerator[tuple[list[Json], str]]:
+        """Yield all objects in chunks, each with the version that a watch may begin at."""
         more = {"limit": "500"}
         while True:
             answer = await self.call("GET", path, params={**params, **more})
-            found += answer.get("items") or []
-            token = answer["metadata"].get("continue")
-            if not token:
-                return found, str(answer["metadata"]["resourceVersion"])
-            more["continue"] = token
+            metadata = answer["metadata"]
+            yield answer.get("items") or [], str(metadata["resourceVersion"])
+            if not metadata.get("continue"):
+                return
+            more["continue"] = metadata["continue"]
 
     async def watch(self, path: str, version: str, **params: str) -> AsyncGenerator[Json]:
         """Yield events from a version on, until the server ends the watch.

@@ -100,7 +100,8 @@ class Namespace:
 
     async def explain_wait(self, name: str, pod: Pod | None) -> str:
         """Return a sentence about a pod that does not begin to run."""
-        why = f"{pod.reason}: {pod.message}" if pod and pod.reason else ""
+        # Without a message it is a step, such as ContainerCreating; why it lasts is in an event.
+        why = f"{pod.reason}: {pod.message}" if pod and pod.message else ""
         with suppress(Refused, OperatorError):
             if self.are_sandboxes and not pod:
                 # Its controller could not make the pod, and says why.
@@ -108,9 +109,13 @@ class Namespace:
                 told = found.get("status", {}).get("conditions", [])
                 why = "; ".join(filter(None, (each.get("message") for each in told)))
             fields = f"involvedObject.name={name}"
-            events, _ = await self.api.listed(self.api.path("events"), fieldSelector=fields)
-            said = [str(each.get("message")) for each in events if each.get("type") == "Warning"]
-            why = why or (said[-1] if said else "")
+            said = [
+                str(each.get("message"))
+                async for page, _ in self.api.pages(self.api.path("events"), fieldSelector=fields)
+                for each in page
+                if each.get("type") == "Warning"
+            ]
+            why = why or (said[-1] if said else "") or (pod.reason if pod else "")
         return (
             f"the cluster started no pod within {self.config.start_timeout:g} s "
             f"({why or 'it gave no reason'}): make room, or call again later"

@@ -33,7 +33,7 @@ class Row(Protocol):
 RowT = TypeVar("RowT", bound=Row)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Owner:
     """A sandbox: its Sandbox, or its claim. `mode` is that of a Sandbox."""
 
@@ -55,7 +55,7 @@ class Owner:
         return cls(metadata["uid"], annotations, spec.get("operatingMode", ""), ending)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Pod:
     """A pod. `why` it waits or has ended, `exit_code` of its runner; `weaker` than asked for."""
 
@@ -148,10 +148,13 @@ class Watched(Generic[RowT]):
             wait_s = min(2 * wait_s, _MOST_AGAIN_S)
 
     async def _list(self) -> str:
-        found, version = await self._api.listed(self._path, labelSelector=self._selector)
-        names = {each["metadata"]["name"] for each in found}
-        for each in found:
-            self._take("MODIFIED", each)
+        names, version = set[str](), ""
+        # One chunk at a time is in memory: an object is ten times its row.
+        async for page, as_of in self._api.pages(self._path, labelSelector=self._selector):
+            version = as_of
+            names.update(each["metadata"]["name"] for each in page)
+            for each in page:
+                self._take("MODIFIED", each)
         for name in self.rows.keys() - names:
             del self.rows[name]
         self._known, self._failed = True, None
