@@ -3,7 +3,9 @@
 import json
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager, suppress
+from copy import deepcopy
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 import anyio
@@ -138,55 +140,93 @@ async def test_a_chat_whose_claim_is_lost_goes_on_from_its_backup(
         assert (await session.exec("cat file")).stdout == "saved\n"
 
 
+@pytest.mark.parametrize(
+    ("calls", "every_s"),
+    [(40, 0.6), pytest.param(500, 10.0, marks=(pytest.mark.whole, pytest.mark.timeout(300)))],
+)
 async def test_cut_streams_lose_no_process_and_repeat_no_call(
-    fake: Cluster, data_root: Path
+    fake: Cluster, data_root: Path, calls: int, every_s: float
 ) -> None:
-    answered = cut = 0
+    answered = cut = cuts = 0
+    # So that the last of the calls comes after the third cut.
+    pause_s = 3.2 * every_s / calls
     async with session_on(data_root) as session:
         await session.exec("nohup sleep 300 > /dev/null 2>&1 & echo $! > pid")
-        for number in range(60):
-            if number % 15 == 7:
+        due_s = anyio.current_time() + every_s
+        for number in range(calls):
+            if anyio.current_time() > due_s:
                 await anyio.to_thread.run_sync(fake.cut)
+                due_s, cuts = due_s + every_s, cuts + 1
             try:
-                await session.exec(f"echo {number} >> calls")
+                await session.exec(f"echo {number} >> calls; sleep {pause_s}")
                 answered += 1
             except SandboxGone as exc:
                 cut += "the connection to the sandbox was cut off" in str(exc)
-        assert cut <= 4
-        assert answered + cut == 60
+        assert cut <= cuts >= 3
+        assert answered + cut == calls
         lines = (await session.exec("cat calls")).stdout.split()
         assert len(lines) == len(set(lines)) >= answered
         assert (await session.exec("kill -0 $(cat pid)")).exit_code == 0
         assert len(fake.names("pods")) == 1
 
 
+@pytest.mark.parametrize(
+    "away_s", [1.5, pytest.param(300.0, marks=(pytest.mark.whole, pytest.mark.timeout(400)))]
+)
 async def test_while_the_server_is_away_open_chats_work_and_new_ones_are_told(
-    fake: Cluster, data_root: Path
+    fake: Cluster, data_root: Path, away_s: float
 ) -> None:
-    async with open_manager(in_cluster(data_root, start_timeout="1s")) as manager:
-        session = await manager.session(CHAT)
+    fake.store.watch_s = 0.5
+    async with open_manager(in_cluster(data_root, start_timeout="4s")) as manager:
+        session, other = [await manager.session(ChatId("tester", chat)) for chat in "ab"]
         await session.exec("true")
-        asked = len(fake.requests)
+        await other.exec("true")
+        calls = len(fake.requests)
         fake.away.set()
-        for _ in range(20):
-            assert (await session.exec("echo here")).stdout == "here\n"
-        # A call asks nothing of the cluster.
-        assert len(fake.requests) == asked
+        back_s = anyio.current_time() + away_s
+        while anyio.current_time() < back_s:
+            assert (await session.exec("echo here; sleep 0.2")).stdout == "here\n"
+        # Only the two watches ask again, less and less often.
+        assert len(fake.requests) - calls < 8 + away_s
         with pytest.raises(BackendUnavailable, match="does not answer"):
             await (await manager.session(ChatId("tester", "new"))).exec("true")
+        # What nobody could see meanwhile is seen afterwards.
+        lost_pod = next(name for name in fake.names("pods") if name.startswith("mcs-tester-b-"))
+        fake.delete("pods", lost_pod)
         fake.away.clear()
         assert (await (await manager.session(ChatId("tester", "new"))).exec("true")).success
-        assert len(fake.names("pods")) == len(fake.names("persistentvolumeclaims")) == 2
+        with suppress(SandboxGone):
+            await other.exec("true")
+        assert (await other.exec("true")).success
+        assert len(fake.names("pods")) == len(fake.names("persistentvolumeclaims")) == 3
 
 
 async def test_a_storm_of_429_is_waited_out_and_makes_nothing_twice(
     kind: str, fake: Cluster, data_root: Path
 ) -> None:
-    async with session_on(data_root) as session:
-        await session.reset()
-        fake.answers += [(429, {"Retry-After": "1"}), (503, {})]
-        assert (await session.exec("echo on")).stdout == "on\n"
+    async with open_manager(in_cluster(data_root)) as manager:
+        await (await manager.session(CHAT)).exec("true")
+        asked, began = len(fake.requests), anyio.current_time()
+        fake.answers += [(429, {"Retry-After": "1"}), (429, {}), (503, {}), (500, {})] * 2
+        async with anyio.create_task_group() as tasks:
+            for number in range(4):
+                session = await manager.session(ChatId("tester", f"storm-{number}"))
+                tasks.start_soon(session.exec, "true")
         assert not fake.answers
+        assert len(fake.requests) - asked <= 20 * (anyio.current_time() - began + 1)
+        assert len(fake.names("pods")) == len(fake.names("persistentvolumeclaims")) == 5
+
+
+@pytest.mark.parametrize("hours", [1, -1])
+async def test_a_cluster_whose_clock_is_wrong_changes_nothing(
+    kind: str, fake: Cluster, data_root: Path, hours: int
+) -> None:
+    fake.store.ahead = timedelta(hours=hours)
+    fake.forget_trials()
+    async with session_on(data_root) as session:
+        name = pod_of(fake)
+        await lost(session, lambda: fake.delete("pods", name))
+        assert (await session.exec("cat file")).stdout == "kept\n"
         assert len(fake.names("pods")) == len(fake.names("persistentvolumeclaims")) == 1
 
 
@@ -221,6 +261,52 @@ async def test_a_pod_that_somebody_changed_is_ended(
         assert (await session.exec("cat file")).stdout == "kept\n"
         (pod,) = fake.store.objects["pods"].values()
         assert pod["spec"]["containers"][0]["image"] != "other/image:1"
+
+
+async def test_the_label_that_policies_choose_by_is_watched(
+    kind: str, fake: Cluster, data_root: Path
+) -> None:
+    async with session_on(data_root) as session:
+        name = pod_of(fake)
+        news = {"metadata": {"labels": {"mcp-sandbox.network": "other"}}}
+        told = await lost(session, lambda: fake.do(fake.store.set, "pods", name, news))
+        assert "somebody changed it in the cluster" in told
+        assert (await session.exec("cat file")).stdout == "kept\n"
+
+
+async def test_a_sandbox_that_somebody_changed_has_our_pods_all_the_same(
+    fake: Cluster, data_root: Path
+) -> None:
+    fake.has_sandboxes = ["v1beta1"]
+    async with session_on(data_root) as session:
+        name = pod_of(fake)
+        template = deepcopy(fake.store.objects["sandboxes"][name]["spec"]["podTemplate"])
+        template["spec"]["containers"][0]["image"] = "other/image:1"
+        fake.change("sandboxes", name, {"spec": {"podTemplate": template}})
+        assert (await session.exec("cat file")).stdout == "kept\n"
+        suspended = {"spec": {"operatingMode": "Suspended"}}
+        told = await lost(session, lambda: fake.change("sandboxes", name, suspended))
+        assert "somebody deleted it in the cluster" in told
+        assert (await session.exec("cat file")).stdout == "kept\n"
+        (pod,) = fake.store.objects["pods"].values()
+        assert pod["spec"]["containers"][0]["image"] != "other/image:1"
+
+
+async def test_a_sandbox_that_lost_its_labels_is_not_taken_for_another(
+    kind: str, fake: Cluster, data_root: Path
+) -> None:
+    async with session_on(data_root) as session:
+        name = pod_of(fake)
+        owners = "sandboxes" if kind == "sandboxes" else "persistentvolumeclaims"
+        ours = fake.store.objects[owners][name]["metadata"]["labels"]
+        other = {"metadata": {"labels": {"mcp-sandbox.instance": "other"}}}
+        fake.do(fake.store.set, owners, name, other)
+        await lost(session, lambda: fake.delete("pods", name))
+        with pytest.raises(BackendUnavailable, match="labelled as that of another data root"):
+            await session.exec("cat file")
+        fake.do(fake.store.set, owners, name, {"metadata": {"labels": ours}})
+        assert (await session.exec("cat file")).stdout == "kept\n"
+        assert len(fake.names("persistentvolumeclaims")) == 1
 
 
 async def test_a_record_that_somebody_changed_is_kept_apart(fake: Cluster, data_root: Path) -> None:

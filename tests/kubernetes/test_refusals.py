@@ -2,9 +2,11 @@
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,12 +21,13 @@ from mcp_sandbox.errors import (
     ConfigError,
     ImageMissing,
     InsecureSandbox,
+    InvalidArgument,
     OperatorError,
 )
 from mcp_sandbox.models import ChatId, Limits
 from tests.conftest import in_cluster
 from tests.kubernetes.cluster import Cluster
-from tests.kubernetes.store import default_pod
+from tests.kubernetes.store import Change, default_pod
 
 CHAT = ChatId("tester", "refused")
 IDS = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", fullmatch=True)
@@ -129,6 +132,47 @@ async def test_a_quota_and_a_full_cluster_are_told_in_time(fake: Cluster, data_r
         assert len(fake.names("persistentvolumeclaims")) == len(fake.names("pods")) == 2
 
 
+async def test_a_claim_that_is_never_bound_is_told_in_time(fake: Cluster, data_root: Path) -> None:
+    async with open_manager(in_cluster(data_root, start_timeout="2s")) as manager:
+        await (await manager.session(ChatId("tester", "first"))).exec("true")
+        fake.node.binds_claims = False
+        session = await manager.session(CHAT)
+        with anyio.fail_after(10), pytest.raises(CapacityReached, match="unbound immediate"):
+            await session.exec("true")
+        fake.node.binds_claims = True
+        assert (await session.exec("echo now")).stdout == "now\n"
+
+
+async def test_why_a_container_is_not_made_is_told_from_its_events(
+    fake: Cluster, data_root: Path
+) -> None:
+    async with open_manager(in_cluster(data_root, start_timeout="2s")) as manager:
+        await (await manager.session(ChatId("tester", "first"))).exec("true")
+        fake.store.listeners.append(partial(fail_to_mount, fake))
+        with pytest.raises(CapacityReached, match=r"Multi-Attach error.*make room"):
+            await (await manager.session(CHAT)).exec("true")
+        fake.store.listeners.pop()
+
+
+def fail_to_mount(fake: Cluster, change: Change) -> None:
+    """Keep a new pod where a node keeps it whose volume is still at another."""
+    if (change.plural, change.kind) != ("pods", "ADDED"):
+        return
+    fake.node.full = "anything"
+    metadata = change.found["metadata"]
+    creating = {"waiting": {"reason": "ContainerCreating"}}
+    status = {"containerStatuses": [{"name": "sandbox", "state": creating}]}
+    fake.store.set("pods", metadata["name"], {"status": status})
+    event = {
+        "metadata": {"name": f"{metadata['name']}.1"},
+        "involvedObject": {"kind": "Pod", "name": metadata["name"]},
+        "type": "Warning",
+        "reason": "FailedAttachVolume",
+        "message": "Multi-Attach error for volume",
+    }
+    fake.store.add("events", {"apiVersion": "v1", "kind": "Event", **event})
+
+
 async def test_a_quota_that_a_controller_meets_is_told(fake: Cluster, data_root: Path) -> None:
     fake.has_sandboxes = ["v1beta1"]
     async with open_manager(in_cluster(data_root, start_timeout="2s")) as manager:
@@ -196,8 +240,8 @@ async def test_what_a_template_adds_is_in_the_pod(
     assert pod["metadata"]["labels"]["team"] == "a"
 
 
-Change = Callable[[dict[str, Any]], object]
-WEAKER: dict[str, Change] = {
+Weaken = Callable[[dict[str, Any]], object]
+WEAKER: dict[str, Weaken] = {
     "privileged": lambda pod: own(pod)["securityContext"].update(privileged=True),
     "capabilities": lambda pod: own(pod)["securityContext"].update(capabilities={"add": ["ALL"]}),
     "a further capability": lambda pod: own(pod)["securityContext"]["capabilities"].update(
@@ -229,7 +273,7 @@ def own(spec: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("change", WEAKER.values(), ids=WEAKER)
-def test_a_pod_that_came_out_otherwise_is_noticed(change: Change) -> None:
+def test_a_pod_that_came_out_otherwise_is_noticed(change: Weaken) -> None:
     render = Renderer(KubernetesConfig(), {}, b"key", 1)
     pod = render.pod("p", Made("image:1", "", Limits(), "none", {"A": "b"}, 60))
     live = copy.deepcopy(pod)
@@ -250,6 +294,21 @@ def test_two_chats_never_share_a_name(one: tuple[str, str], other: tuple[str, st
 def test_names_that_differ_in_case_alone_are_two() -> None:
     render = Renderer(KubernetesConfig(), {}, b"key", 1)
     assert render.name({"user": "u", "chat": "A"}) != render.name({"user": "u", "chat": "a"})
+
+
+async def test_chats_whose_names_are_nearly_alike_have_their_own_files(
+    fake: Cluster, data_root: Path
+) -> None:
+    long = "x" * 127
+    chats = [ChatId("tester", name) for name in ("Chat", "chat", f"{long}1", f"{long}2")]
+    async with open_manager(in_cluster(data_root)) as manager:
+        for chat in chats:
+            await (await manager.session(chat)).exec(f"echo {chat.chat} > name")
+        for chat in chats:
+            assert (await (await manager.session(chat)).exec("cat *")).stdout == f"{chat.chat}\n"
+        assert len(fake.names("persistentvolumeclaims")) == len(chats)
+        with pytest.raises(InvalidArgument):
+            await manager.session(ChatId("tester", "übung"))
 
 
 async def test_two_data_roots_do_not_see_each_other(fake: Cluster, tmp_path: Path) -> None:

@@ -92,9 +92,14 @@ class Namespace:
                 found = await self.api.call("GET", self.owner_path(name))
             except Refused as exc:
                 raise make_gone_error(SandboxId(name)) from exc
-            if found["metadata"].get("labels", {}).get(INSTANCE) == self.instance:
-                owner = self.owners.learn(found)
-        if owner is None or owner.ending:
+            if found["metadata"].get("labels", {}).get(INSTANCE) != self.instance:
+                raise BackendUnavailable(
+                    f"sandbox {name} is labelled as that of another data root, so it is kept apart "
+                    f"with its files: set its label {INSTANCE} to {self.instance}, or remove it "
+                    "with `kubectl delete`"
+                )
+            owner = self.owners.learn(found)
+        if owner.ending:
             raise make_gone_error(SandboxId(name))
         return owner
 
