@@ -10,12 +10,11 @@ from mcp_sandbox.config import Config
 from mcp_sandbox.models import ChatId
 from mcp_sandbox.sessions.manager import SessionManager
 from mcp_sandbox.sessions.session import Session
-from tests.conftest import PLACES, configured
+from tests.conftest import CLUSTER, PLACES, configured
 from tests.e2b_server import serving
 from tests.holding import holding_files
 
 CHAT = ChatId("tester", "contract")
-CLUSTER = ("docker", "s3", "kubernetes")
 # Tests of what only a walled sandbox has: files of its own in /tmp, with a size and counted as
 # memory; no network; nothing of the host: not its /etc, not its processes.
 ABOUT_ISOLATION = {

@@ -10,10 +10,12 @@ import pytest
 from mcp_sandbox.errors import CallerError, SandboxGone
 from mcp_sandbox.models import ExecResult
 from mcp_sandbox.sessions.session import Session
+from tests.conftest import CLUSTER
 
 DOCKER = pytest.param("docker", marks=pytest.mark.docker)
 GVISOR = pytest.param("docker-runsc", marks=(pytest.mark.docker, pytest.mark.runsc))
 BUBBLEWRAP = pytest.param("bubblewrap", marks=pytest.mark.bubblewrap)
+KUBERNETES = pytest.param("kubernetes", marks=[getattr(pytest.mark, each) for each in CLUSTER])
 
 UNSAFE = pytest.param("unsafe-local", marks=pytest.mark.bubblewrap)
 WHOLE = pytest.mark.whole
@@ -25,11 +27,13 @@ def if_whole(place: Any) -> Any:
 
 
 # Attacks on what the kernel of the host enforces; gVisor has a kernel of its own.
-on_the_host_kernel = pytest.mark.parametrize("backend_name", [DOCKER, BUBBLEWRAP], indirect=True)
+on_the_host_kernel = pytest.mark.parametrize(
+    "backend_name", [DOCKER, BUBBLEWRAP, KUBERNETES], indirect=True
+)
 # Attacks on code of ours, which is the same above every kernel.
 on_gvisor_if_whole = pytest.mark.parametrize(
     "backend_name",
-    [DOCKER, if_whole(GVISOR), BUBBLEWRAP],
+    [DOCKER, if_whole(GVISOR), BUBBLEWRAP, KUBERNETES],
     indirect=True,
 )
 on_docker_if_whole = pytest.mark.parametrize(

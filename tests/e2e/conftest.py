@@ -16,7 +16,7 @@ from mcp_sandbox.sessions.session import Session
 from tests import world as worlds
 from tests.conftest import REQUIRED, configured
 from tests.e2e import doors, traces
-from tests.e2e.attacks import BUBBLEWRAP, DOCKER, GVISOR
+from tests.e2e.attacks import BUBBLEWRAP, DOCKER, GVISOR, KUBERNETES
 
 CHAT = ChatId("mallory", "attack")
 # What goes through a door is judged outside, under every kernel alike: of the tests that share a
@@ -36,11 +36,13 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         item.add_marker(pytest.mark.whole)
 
 
-@pytest.fixture(params=[DOCKER, GVISOR, BUBBLEWRAP], scope="module")
+@pytest.fixture(params=[DOCKER, GVISOR, BUBBLEWRAP, KUBERNETES], scope="module")
 def backend_name(request: pytest.FixtureRequest) -> str:
     """Never unsafe-local: what runs here would reach the machine itself."""
     name: str = request.param
     assert name != "unsafe-local"
+    if name == "kubernetes":
+        request.getfixturevalue("cluster")
     return name
 
 

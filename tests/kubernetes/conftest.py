@@ -4,11 +4,12 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.conftest import CLUSTER
 from tests.kubernetes.cluster import Cluster
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    for mark in ("docker", "s3", "kubernetes"):
+    for mark in CLUSTER:
         item.add_marker(getattr(pytest.mark, mark))
 
 
