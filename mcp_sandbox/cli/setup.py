@@ -281,23 +281,32 @@ def _of_a_cluster() -> None:
 @cluster.command()
 def manifests(
     chats: Annotated[int, given("--chats", "N", "How many sandboxes the quota allows.")] = 100,
+    warm: Annotated[int, given("--warm", "N", "How many wait in kubernetes.warm_pool.")] = 3,
     image: Annotated[
         str, given("--image", "NAME", "The server's image; build images/server with EXTRAS.")
     ] = "mcp-sandbox/server:latest",
+    helm: Annotated[
+        Path | None, given("--helm", "FOLDER", "Write a chart there, with these as its values.")
+    ] = None,
     config: ConfigFile = None,
 ) -> None:
-    """Print YAML for `kubectl apply -f -`: Role, server, quota and NetworkPolicies.
+    """Print YAML for `kubectl apply -f -`: Role, server, quota, NetworkPolicies and warm pool.
 
     The server gets the settings of --config as a ConfigMap: they name files of secrets, and hold
     none.
     """
-    import yaml
+    from mcp_sandbox.backends.kubernetes import manifests as cluster_manifests
 
-    from mcp_sandbox.backends.kubernetes.manifests import manifests as render
-
-    settings = config.read_text() if config else "backend: kubernetes\n"
-    found = load(config).config.kubernetes
-    print(yaml.safe_dump_all(render(found, settings, chats=chats, image=image), sort_keys=False))
+    text, settings = config.read_text() if config else "backend: kubernetes\n", load(config).config
+    if helm:
+        numbers = {"chats": chats, "warm": warm}
+        cluster_manifests.write_chart(settings, helm, {"image": image, **numbers, "settings": text})
+        print(f"wrote a chart to {helm}: helm install mcp-sandbox {helm} -n NAMESPACE")
+        return
+    # Those that try the network, and the server itself, come beside.
+    quota = f"{chats + warm + 10}", f"{chats + 1}"
+    values = cluster_manifests.Values(settings.kubernetes.namespace, image, text, *quota, warm)
+    print(cluster_manifests.as_yaml(cluster_manifests.manifests(settings, values)))
 
 
 @tokens.command()

@@ -58,7 +58,14 @@ class KubernetesConfig(Section):
     objects: Literal["auto", "sandbox", "pod"] = setting(
         "auto", "sandbox (agents.x-k8s.io/v1beta1), pod (with a claim), or what the cluster has"
     )
+    storage: Literal["volume", "backups"] = setting(
+        "volume",
+        "volume: files on a claim, kept while paused; backups: in the pod, saved before it ends",
+    )
     storage_class: str = setting("", "class of the claims for files; empty = the cluster's default")
+    warm_pool: str = setting(
+        "", "SandboxWarmPool of `mcp-sandbox kubernetes manifests`; only with storage: backups"
+    )
     template: OptionalPath = setting(
         None, "file with metadata and spec to add to pods, such as runtimeClassName"
     )
@@ -66,6 +73,15 @@ class KubernetesConfig(Section):
         "", "file of a seccomp profile on the nodes; empty = the runtime's default"
     )
     start_timeout: Duration = setting(60.0, "a pod that does not run by then is given up")
+
+    @model_validator(mode="after")
+    def _pools_hold_no_volumes(self) -> "KubernetesConfig":
+        if self.warm_pool and (self.storage != "backups" or self.objects == "pod"):
+            raise ValueError(
+                "kubernetes.warm_pool needs kubernetes.storage: backups (a claim with a volume is "
+                "never warm), and objects: sandbox or auto"
+            )
+        return self
 
 
 class LimitsConfig(Section):

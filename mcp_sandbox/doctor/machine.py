@@ -324,21 +324,26 @@ def _locks(config: Config, living: Sequence[str]) -> Finding:
 
 async def examine_cluster(config: Config) -> list[Check]:
     """Return whether a cluster lets us do what its Role allows, and how well pods are filtered."""
+    from mcp_sandbox.backends.kubernetes import manifests  # noqa: PLC0415
     from mcp_sandbox.backends.kubernetes.client import ApiServer  # noqa: PLC0415 - an extra
-    from mcp_sandbox.backends.kubernetes.manifests import missing_rights  # noqa: PLC0415
 
     settings = config.kubernetes
     check = partial(Check, "kubernetes", "rights")
+    pool: list[Check] = []
     try:
         async with aclosing(ApiServer(settings)) as api:
-            of_sandboxes = settings.objects == "sandbox"
-            missing = await missing_rights(api, settings.namespace, sandboxes=of_sandboxes)
+            missing = await manifests.missing_rights(api, settings)
+            if settings.warm_pool and not missing:
+                found, remedy = await manifests.examine_pool(api, config)
+                status: Status = "warn" if remedy else "ok"
+                pool = [Check("kubernetes", "warm pool", status, found, remedy)]
     except OperatorError as exc:
         return [check("fail", "the cluster cannot be asked", str(exc))]
     rights = [check("ok", f"all in namespace {settings.namespace}")]
     if missing:
         remedy = "apply the Role of `mcp-sandbox kubernetes manifests`"
         rights = [check("fail", f"this user may not {', '.join(missing)}", remedy)]
+    rights += pool
     if settings.seccomp_profile:
         return rights
     weak = "the runtime's default profile, which allows more system calls than sandboxes need"

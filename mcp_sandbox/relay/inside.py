@@ -1,14 +1,18 @@
-"""Joins its input and output to a unix socket: `relay.py [--lines] [--announce] SOCKET [SECONDS]`.
+"""Joins its input and output to a unix socket.
+
+    relay.py [--lines] [--secret PIPE] [--announce] SOCKET [SECONDS]
 
 Standard library only, Python 3.9 or newer, imports no other file. It waits up to SECONDS for
 the socket to accept. With --announce, for use inside a sandbox, it says so on standard error and
 ignores other programs' signals. The end of standard input is passed on as a half-close; the relay
 ends when the other side of the socket does. A slow reader slows the writer. With --lines the output
-is lines of base64, for who takes text only.
+is lines of base64, for who takes text only. With --secret the first line of the input goes to the
+pipe at which the runner waits for it.
 """
 
 import binascii
 import ctypes
+import errno
 import os
 import signal
 import socket
@@ -16,25 +20,53 @@ import sys
 import time
 from _thread import start_new_thread
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import TypeVar
+
+    Other = TypeVar("Other")
+
+_NOT_YET = (errno.ENOENT, errno.ECONNREFUSED, errno.ENXIO)
 CHUNK = 256 * 1024
 PR_SET_DUMPABLE = 4
 PR_SET_NAME = 15
 
 
-def connect(path: str, seconds: float) -> socket.socket:
-    """Return a connection to the socket at `path`, waiting until it accepts."""
+def connect(path: str) -> socket.socket:
+    """Return a connection to the socket at `path`."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.connect(path)
+    except OSError:
+        connection.close()
+        raise
+    return connection
+
+
+def await_other(reach: "Callable[[str], Other]", path: str, seconds: float) -> "Other":
+    """Return what `reach` returns, waiting until somebody listens at `path`."""
     deadline = time.monotonic() + seconds
     while True:
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            connection.connect(path)
-        except (FileNotFoundError, ConnectionRefusedError):
-            connection.close()
-            if time.monotonic() >= deadline:
+            return reach(path)
+        except OSError as exc:
+            if exc.errno not in _NOT_YET or time.monotonic() >= deadline:
                 raise
-            time.sleep(0.005)
-        else:
-            return connection
+        time.sleep(0.005)
+
+
+def hand_over(path: str, seconds: float) -> None:
+    """Write the first line of standard input to the pipe at `path`."""
+    line = b""
+    while not line.endswith(b"\n"):
+        byte = os.read(0, 1)
+        if not byte:
+            raise OSError(errno.EPIPE, "no secret came")
+        line += byte
+    pipe = await_other(lambda path: os.open(path, os.O_WRONLY | os.O_NONBLOCK), path, seconds)
+    os.write(pipe, line)
+    os.close(pipe)
 
 
 def send_input(connection: socket.socket) -> None:
@@ -62,10 +94,15 @@ def main(arguments: "list[str]") -> int:
     ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
     as_lines = arguments[:1] == ["--lines"]
     arguments = arguments[as_lines:]
+    pipe = arguments[1] if arguments[:1] == ["--secret"] else ""
+    arguments = arguments[2:] if pipe else arguments
     announce = arguments[:1] == ["--announce"]
     path, *rest = arguments[1:] if announce else arguments
+    seconds = float(rest[0]) if rest else 0.0
     try:
-        connection = connect(path, float(rest[0]) if rest else 0.0)
+        if pipe:
+            hand_over(pipe, seconds)
+        connection = await_other(connect, path, seconds)
     except OSError as exc:
         os.write(2, f"relay: cannot connect to {path}: {exc.strerror}\n".encode())
         return 1

@@ -8,7 +8,9 @@ where others than the backend control its environment.
 Otherwise the token comes through a socket whose number is in MCP_SANDBOX_STARTER, and a byte
 goes back when the runner listens; or it lies in the file MCP_SANDBOX_TOKEN_FILE, which is
 then deleted. In both cases this process is an ordinary Python that begins without a secret,
-and a fork of it becomes the warm interpreter: that takes half the time.
+and a fork of it becomes the warm interpreter: that takes half the time. Or it comes by a pipe
+that is made at MCP_SANDBOX_TOKEN_PIPE, within MCP_SANDBOX_START_S seconds if that is set, to a
+runner that is MCP_SANDBOX_RUNNER.
 """
 
 from __future__ import annotations
@@ -21,6 +23,8 @@ _FOR_COMMANDS = "ENV_"
 _KEPT = ("WORKSPACE", "HOME")
 _MOST_TOKEN = 1024
 _SKILLS = "/opt/skills"
+# Beside the package in an image: the digest of the runner in it.
+_DIGEST = "runner.digest"
 _AGENTS = (".claude", ".agents")
 
 
@@ -49,12 +53,13 @@ def main() -> None:
     listener = native.listen(settings.get("SOCKET", "/run/mcp-sandbox/runner.sock"))
     if "STARTER" in settings:
         os.write(int(settings["STARTER"]), b"1")
-    fork = unread is not None and not fork_server.is_steered(env)
+    plain = not (sys.flags.isolated or fork_server.is_steered(env))
+    fork = unread is not None and plain
     warm = fork_server.fork_interpreter(env) if fork else fork_server.start_interpreter(env)
     _finish_unpacking(settings.get("WORKSPACE", "/workspace"))
     _link_skills(settings.get("HOME", "/home/sandbox"))
     if unread is not None:
-        settings["TOKEN"] = os.read(unread, _MOST_TOKEN).decode()
+        settings["TOKEN"] = os.read(unread, _MOST_TOKEN).decode().strip()
         os.close(unread)
     from mcp_sandbox.runner.wire.server import Server  # noqa: PLC0415
 
@@ -85,7 +90,25 @@ def _unread_token(settings: dict[str, str]) -> int | None:
         file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         os.unlink(path)
         return file
-    return None
+    return _await_token(settings) if "TOKEN_PIPE" in settings else None
+
+
+def _await_token(settings: dict[str, str]) -> int:
+    """Wait at a pipe for the secret, if this is the version of the runner that is asked for."""
+    import select  # noqa: PLC0415
+
+    own = os.path.abspath(__file__).rsplit("/", 3)[0] + "/" + _DIGEST
+    with open(own, encoding="utf-8") as file:
+        if file.read() != settings["RUNNER"]:
+            raise SystemExit("this is another version of the runner")
+    path = settings["TOKEN_PIPE"]
+    os.mkfifo(path, 0o600)
+    pipe = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    most_s = float(settings["START_S"]) if "START_S" in settings else None
+    if not select.select([pipe], [], [], most_s)[0]:
+        raise SystemExit("nobody started the runner")
+    os.unlink(path)
+    return pipe
 
 
 def _finish_unpacking(workspace: str) -> None:

@@ -14,7 +14,7 @@ import pytest
 from mcp_sandbox.app.chats import open_backend, open_manager
 from mcp_sandbox.backends.kubernetes.backend import KubernetesBackend
 from mcp_sandbox.backends.kubernetes.client import ApiServer
-from mcp_sandbox.backends.kubernetes.objects import Made
+from mcp_sandbox.backends.kubernetes.objects import SANDBOX, VOLUME, Made
 from mcp_sandbox.errors import BackendUnavailable, SandboxGone
 from mcp_sandbox.models import ChatId, SandboxSpec
 from mcp_sandbox.sessions.session import Session
@@ -330,9 +330,8 @@ async def test_what_a_killed_server_had_begun_is_used_by_the_next(
         render, config = backend.renderer, in_cluster(data_root)
         told = Made.of(SPEC, config.kubernetes.image, await backend._runner())
         name = render.name(SPEC.labels)
-        plural = "sandboxes" if kind == "sandboxes" else "persistentvolumeclaims"
-        body = (render.sandbox if kind == "sandboxes" else render.claim)(name, told, SPEC.labels)
-        fake.do(fake.store.add, plural, body)
+        of = SANDBOX if kind == "sandboxes" else VOLUME
+        fake.do(fake.store.add, of.plural, render.owner(of, name, told, SPEC.labels))
         async with open_manager(config) as manager:
             session = await manager.session(CHAT)
             assert (await session.exec("echo on > file; cat file")).stdout == "on\n"

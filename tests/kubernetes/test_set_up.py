@@ -73,7 +73,8 @@ async def test_doctor_runs_code_in_a_pod_and_leaves_nothing(fake: Cluster, tmp_p
 async def test_doctor_names_every_right_that_is_missing(fake: Cluster, tmp_path: Path) -> None:
     every = {(verb, resource) for (_, resource), verbs in RIGHTS.items() for verb in verbs}
     fake.forbidden |= every
-    found = of(await examine_cluster(in_cluster(tmp_path, objects="sandbox")), "rights")
+    named = {"objects": "sandbox", "storage": "backups", "warm_pool": "warm"}
+    found = of(await examine_cluster(in_cluster(tmp_path, **named)), "rights")
     assert found.status == "fail"
     assert all(f"{verb} {resource}" in found.found for verb, resource in every)
     assert "kubernetes manifests" in found.remedy

@@ -8,8 +8,8 @@ import json
 import random
 import ssl
 import time
-from collections.abc import AsyncGenerator, Generator, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,27 +33,69 @@ Json = dict[str, Any]
 WebSocket = httpx_ws.AsyncWebSocketSession
 WEBSOCKET_ENDS = (httpx_ws.HTTPXWSException, httpx.HTTPError, ProtocolError, ExceptionGroup)
 PROTOCOLS = ["v5.channel.k8s.io", "v4.channel.k8s.io"]
+_CUT = (httpx.HTTPError, ssl.SSLError, OSError)
 _CALL_S = 30.0
 _CONNECT_S = 10.0
 _A_SECOND, _BURST_S = 20, 1.0
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.2, 10.0
+_LOOK_AGAIN_S = 0.2
 _MESSAGE_BYTES = 1 << 20
 # What a pod says waits here until it is read; then the cluster waits.
 _MESSAGES = 16
 _PING_S = 30.0
 _VERBS = {"POST": "create", "GET": "get", "PATCH": "patch", "DELETE": "delete"}
+# Answers that are about no single object: status, words in them, and what is raised.
+_REFUSALS: list[tuple[int, str, type[OperatorError], str]] = [
+    (
+        *(401, "", BackendUnavailable),
+        "the Kubernetes API server does not know this user ({message}): its token has expired or "
+        "is of another cluster; log in again, or set kubernetes.context",
+    ),
+    (
+        *(403, "exceeded quota", CapacityReached),
+        "the quota of namespace {namespace} is used up ({message}): end a sandbox with "
+        "`mcp-sandbox stop`, or raise the quota",
+    ),
+    (
+        *(403, "", BackendUnavailable),
+        "this user may not {verb} {kind} in namespace {namespace} ({message}): apply the Role of "
+        "`mcp-sandbox kubernetes manifests`, which allows {kind}: {verb}",
+    ),
+    (
+        *(404, 'namespaces "{namespace}" not found', BackendUnavailable),
+        "there is no namespace {namespace}: run `kubectl create namespace {namespace}`, or set "
+        "kubernetes.namespace",
+    ),
+]
 
 
-@dataclass
-class Refused(Exception):
+@dataclass(frozen=True)
+class Kind:
+    """A kind of objects, and where the API has it."""
+
+    group: str
+    plural: str
+    name: str
+    version: str = "v1"
+
+    @property
+    def api_version(self) -> str:
+        return f"{self.group}/{self.version}" if self.group else self.version
+
+
+POD = Kind("", "pods", "Pod")
+
+
+class Refused(BackendUnavailable):
     """The API server answered with an error that is about one object."""
 
-    status: int
-    message: str
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(f"the cluster refused it: {message}")
+        self.status = status
 
 
 class ApiServer:
-    """One API server as one user, with limits on what is asked of it."""
+    """One namespace of an API server as one user, with limits on what is asked of it."""
 
     def __init__(self, config: KubernetesConfig) -> None:
         self._config = config
@@ -61,16 +103,16 @@ class ApiServer:
         self._opening = anyio.Lock()
         self._old: list[httpx.AsyncClient] = []
         self._free_at = 0.0
-        self.requests = 0
 
     async def aclose(self) -> None:
         for client in (*self._old, *([self._http] if self._http else [])):
             await client.aclose()
         self._http, self._old = None, []
 
-    def path(self, kind: str, name: str = "", base: str = "/api/v1") -> str:
+    def path(self, kind: Kind, name: str = "") -> str:
         """Return the path of an object of the namespace, or of all of a kind."""
-        found = f"{base}/namespaces/{self._config.namespace}/{kind}"
+        base = f"/apis/{kind.api_version}" if kind.group else "/api/v1"
+        found = f"{base}/namespaces/{self._config.namespace}/{kind.plural}"
         return f"{found}/{name}" if name else found
 
     async def call(
@@ -92,16 +134,19 @@ class ApiServer:
         while True:
             try:
                 response = await self._send(method, path, body, params or {})
-            except (httpx.HTTPError, ssl.SSLError, OSError) as exc:
+            except _CUT as exc:
                 why, asked_s = f"{type(exc).__name__} {exc}".strip(), 0.0
             else:
-                if response.status_code == 401 and not renewed:
+                status = response.status_code
+                if status == 401 and not renewed:
                     renewed = True
                     await self._renew()
                     continue
-                if response.status_code != 429 and response.status_code < 500:
-                    return self._judge(response, method, path)
-                why = f"{response.status_code} {_message(response)}"
+                if not response.is_error:
+                    return dict(response.json())
+                if status != 429 and status < 500:
+                    raise self._explain(status, _message(response), _VERBS[method], path)
+                why = f"{status} {_message(response)}"
                 asked_s = _seconds(response.headers.get("retry-after"))
             wait_s = min(wait_s * 2, _LONGEST_WAIT_S)
             pause_s = max(asked_s, wait_s * random.uniform(0.5, 1.0))  # noqa: S311 - no secret
@@ -112,48 +157,84 @@ class ApiServer:
                 )
             await anyio.sleep(pause_s)
 
-    async def pages(self, path: str, **params: str) -> AsyncGenerator[tuple[list[Json], str]]:
-        """Yield all objects in chunks, each with the version that a watch may begin at."""
-        more = {"limit": "500"}
-        while True:
-            answer = await self.call("GET", path, params={**params, **more})
-            metadata = answer["metadata"]
-            yield answer.get("items") or [], str(metadata["resourceVersion"])
-            if not metadata.get("continue"):
-                return
-            more["continue"] = metadata["continue"]
+    async def get(self, kind: Kind, name: str) -> Json:
+        return await self.call("GET", self.path(kind, name))
 
-    async def watch(self, path: str, version: str, **params: str) -> AsyncGenerator[Json]:
+    async def list_all(self, kind: Kind, **params: str) -> tuple[list[Json], str]:
+        """Return all objects in chunks, and the version of the last chunk."""
+        found: list[Json] = []
+        params["limit"] = "500"
+        while True:
+            answer = await self.call("GET", self.path(kind), params=params)
+            found += answer.get("items") or []
+            metadata = answer["metadata"]
+            if not metadata.get("continue"):
+                return found, str(metadata["resourceVersion"])
+            params["continue"] = metadata["continue"]
+
+    async def post(self, kind: Kind, body: Json) -> bool:
+        """Create an object; wait for an older one of its name that ends. False: it does not."""
+        name, deadline = body["metadata"]["name"], time.monotonic() + self._config.start_timeout
+        while True:
+            try:
+                await self.call("POST", self.path(kind), body)
+            except Refused as exc:
+                if exc.status != 409:
+                    raise
+            else:
+                return True
+            with suppress(Refused):
+                if "deletionTimestamp" not in (await self.get(kind, name))["metadata"]:
+                    return False
+            if time.monotonic() > deadline:
+                raise BackendUnavailable(f"an older {name} does not end: look at it with kubectl")
+            await anyio.sleep(_LOOK_AGAIN_S)
+
+    async def patch(self, kind: Kind, name: str, news: Json) -> None:
+        await self.call("PATCH", self.path(kind, name), news)
+
+    async def delete(self, kind: Kind, name: str) -> None:
+        """Delete an object; gone already is fine."""
+        try:
+            await self.call("DELETE", self.path(kind, name), {"propagationPolicy": "Background"})
+        except Refused as exc:
+            if exc.status != 404:
+                raise
+
+    async def watch(self, kind: Kind, version: str, **params: str) -> AsyncGenerator[Json]:
         """Yield events from a version on, until the server ends the watch.
 
-        Raises Refused with 410 for a version that is too old, httpx.HTTPError, OSError.
+        Raises Refused with 410 for a version that is too old, BackendUnavailable when it is cut.
         """
-        given = {"watch": "true", "allowWatchBookmarks": "true", "timeoutSeconds": "3000"}
-        client = await self._client()
+        params |= {"watch": "true", "allowWatchBookmarks": "true", "timeoutSeconds": "3000"}
+        params["resourceVersion"] = version
+        client, path = await self._client(), self.path(kind)
         timeout = httpx.Timeout(_CONNECT_S, read=None)
-        params = {**params, **given, "resourceVersion": version}
-        async with client.stream("GET", path, params=params, timeout=timeout) as response:
-            self.requests += 1
-            if response.is_error:
-                await response.aread()
-                raise Refused(response.status_code, _message(response))
-            async for line in response.aiter_lines():
-                event = json.loads(line)
-                if event["type"] == "ERROR":
-                    status = event["object"]
-                    raise Refused(int(status.get("code", 500)), str(status.get("message")))
-                yield event
+        try:
+            async with client.stream("GET", path, params=params, timeout=timeout) as response:
+                if response.is_error:
+                    await response.aread()
+                    raise self._explain(response.status_code, _message(response), "watch", path)
+                async for line in response.aiter_lines():
+                    event = json.loads(line)
+                    if event["type"] == "ERROR":
+                        status = event["object"]
+                        raise Refused(int(status.get("code", 500)), str(status.get("message")))
+                    yield event
+        except _CUT as exc:
+            raise BackendUnavailable(f"the watch of {kind.plural} was cut off: {exc!r}") from exc
 
     @asynccontextmanager
     async def exec(self, pod: str, command: list[str]) -> AsyncGenerator[WebSocket]:
         """Start a program in a pod; raises Refused, and any of WEBSOCKET_ENDS."""
         client = await self._client()
-        await self._turn()
+        await self._take_turn()
         # Some runtimes lose output where no input is asked for.
         flags = [(name, "true") for name in ("stdin", "stdout", "stderr")]
         params = [*flags, ("container", "sandbox"), *(("command", word) for word in command)]
+        path = f"{self.path(POD, pod)}/exec"
         opened: AbstractAsyncContextManager[WebSocket] = httpx_ws.aconnect_ws(
-            str(client.base_url.join(f"{self.path('pods', pod)}/exec")),
+            str(client.base_url.join(path)),
             client,
             subprotocols=PROTOCOLS,
             max_message_size_bytes=_MESSAGE_BYTES,
@@ -166,25 +247,23 @@ class ApiServer:
             async with opened as websocket:
                 yield websocket
         except httpx_ws.WebSocketUpgradeError as exc:
-            answered = exc.response.status_code, f"it answered {exc.response.status_code}"
-            told = explain_refusal(*answered, "create", "pods/exec", self._config.namespace)
-            raise told or Refused(*answered) from exc
+            status = exc.response.status_code
+            raise self._explain(status, f"it answered {status}", "create", path) from exc
 
     async def _send(
         self, method: str, path: str, body: Mapping[str, Any] | None, params: Mapping[str, str]
     ) -> httpx.Response:
         client = await self._client()
-        await self._turn()
+        await self._take_turn()
         kind = "merge-patch+json" if method == "PATCH" else "json"
         content = None if body is None else json.dumps(body)
         headers = {"Content-Type": f"application/{kind}"}
         return await client.request(method, path, content=content, params=params, headers=headers)
 
-    async def _turn(self) -> None:
+    async def _take_turn(self) -> None:
         """Wait until another request may be made; a second's worth may go at once."""
         now = anyio.current_time()
         self._free_at = max(self._free_at, now - _BURST_S) + 1 / _A_SECOND
-        self.requests += 1
         await anyio.sleep(max(0.0, self._free_at - now))
 
     async def _client(self) -> httpx.AsyncClient:
@@ -196,10 +275,15 @@ class ApiServer:
     async def _open(self) -> httpx.AsyncClient:
         # Made by itself, for its factory leaves a connection open.
         auth = kr8s.asyncio.Api(bypass_factory=True, context=self._config.context or None).auth
-        with _explained():
+        try:
             # It reads files in its event loop, so it gets one in a thread.
             await to_thread.run_sync(anyio.run, auth.reauthenticate)
             verify = await to_thread.run_sync(anyio.run, auth.ssl_context)
+        except (ValueError, KeyError, IndexError, TypeError, OSError) as exc:
+            raise BackendUnavailable(
+                f"no cluster is configured ({exc}): set KUBECONFIG or kubernetes.context, or run "
+                "the server in the cluster with a service account"
+            ) from exc
         extensions = {"sni_hostname": auth.tls_server_name} if auth.tls_server_name else {}
 
         async def name_server(request: httpx.Request) -> None:
@@ -222,55 +306,16 @@ class ApiServer:
                 self._old.append(self._http)
             self._http = None
 
-    def _judge(self, response: httpx.Response, method: str, path: str) -> Json:
-        if not response.is_error:
-            return dict(response.json())
-        status, message = response.status_code, _message(response)
+    def _explain(self, status: int, message: str, verb: str, path: str) -> OperatorError:
+        """Return the error for an answer."""
         words, namespace = path.strip("/").split("/"), self._config.namespace
-        kind = words[words.index(namespace) + 1] if namespace in words else words[-1]
-        if error := explain_refusal(status, message, _VERBS[method], kind, namespace):
-            raise error
-        raise Refused(status, message)
-
-
-@contextmanager
-def _explained() -> Generator[None]:
-    """Raise BackendUnavailable for what the library says of a cluster that is not found."""
-    try:
-        yield
-    except (ValueError, KeyError, IndexError, TypeError, OSError) as exc:
-        raise BackendUnavailable(
-            f"no cluster is configured ({exc}): set KUBECONFIG or kubernetes.context, or run "
-            "the server in the cluster with a service account"
-        ) from exc
-
-
-def explain_refusal(
-    status: int, message: str, verb: str, kind: str, namespace: str
-) -> OperatorError | None:
-    """Return the error for an answer that is about no single object."""
-    if status == 401:
-        return BackendUnavailable(
-            f"the Kubernetes API server does not know this user ({message}): its token has "
-            "expired or is of another cluster; log in again, or set kubernetes.context"
-        )
-    if status == 403 and "exceeded quota" in message:
-        return CapacityReached(
-            f"the quota of namespace {namespace} is used up ({message}): end a sandbox with "
-            "`mcp-sandbox stop`, or raise the quota"
-        )
-    if status == 403:
-        return BackendUnavailable(
-            f"this user may not {verb} {kind} in namespace {namespace} ({message}): "
-            f"apply the Role of `mcp-sandbox kubernetes manifests`, which allows {kind}: "
-            f"{verb}"
-        )
-    if status == 404 and f'namespaces "{namespace}" not found' in message:
-        return BackendUnavailable(
-            f"there is no namespace {namespace}: run `kubectl create namespace {namespace}`, or "
-            "set kubernetes.namespace"
-        )
-    return None
+        inside = words[words.index(namespace) + 1 :] if namespace in words else words[-1:]
+        kind = "/".join((inside[0], *inside[2:]))
+        given = {"message": message, "namespace": namespace, "verb": verb, "kind": kind}
+        for known, words_in_it, error, text in _REFUSALS:
+            if status == known and words_in_it.format(**given) in message:
+                return error(text.format(**given))
+        return Refused(status, message)
 
 
 def _message(response: httpx.Response) -> str:

@@ -14,7 +14,6 @@ from mcp_sandbox.backends.kubernetes.client import (
     Refused,
     WebSocket,
 )
-from mcp_sandbox.backends.kubernetes.inside import WAITING
 from mcp_sandbox.errors import SandboxGone
 
 _INPUT, _OUTPUT, _ERRORS, _STATUS, _CLOSE = b"\x00", 1, 2, 3, b"\xff"
@@ -24,6 +23,17 @@ _MOST_COMPLAINT = 4096
 _CLOSE_S = 2.0
 
 
+class ExecFailed(SandboxGone):
+    """A relay did not reach its runner. `answered`: the relay itself said so, or has ended."""
+
+    def __init__(self, why: str, *, answered: bool) -> None:
+        super().__init__(
+            f"the relay in the sandbox did not reach its runner ({why}); the next call tries it "
+            "again on the same files"
+        )
+        self.answered = answered
+
+
 class ExecStream(ByteStream):
     """Standard input and output of a program in a pod, as one stream."""
 
@@ -31,8 +41,7 @@ class ExecStream(ByteStream):
         self._websocket = websocket
         self._output = bytearray()
         self.complaint = bytearray()
-        self.status = b""
-        self._ended = False
+        self.ended = False
         self.closed = anyio.Event()
 
     async def receive(self, max_bytes: int = 65536) -> bytes:
@@ -62,18 +71,15 @@ class ExecStream(ByteStream):
         self.closed.set()
         await anyio.lowlevel.checkpoint()
 
-    async def wait_for(self, message: bytes) -> None:
-        """Wait until the program has written `message` to its standard error.
-
-        Raises anyio.EndOfStream if the program ended first.
-        """
-        while message not in self.complaint:
+    async def wait_connected(self) -> None:
+        """Wait until the relay says so; raises anyio.EndOfStream if it ended first."""
+        while _CONNECTED not in self.complaint:
             await self._next_message()
 
     async def _next_message(self) -> None:
         if self.closed.is_set():
             raise anyio.ClosedResourceError
-        if self._ended:
+        if self.ended:
             raise anyio.EndOfStream
         try:
             message = await self._websocket.receive_bytes()
@@ -85,64 +91,41 @@ class ExecStream(ByteStream):
         elif kind == _ERRORS:
             self.complaint += data[: _MOST_COMPLAINT - len(self.complaint)]
         elif kind == _STATUS:
-            self.status, self._ended = data, True
+            self.ended = True
 
 
 async def open_exec(
-    api: ApiServer,
-    tasks: TaskGroup,
-    pod: str,
-    command: list[str],
-    *,
-    deadline_s: float,
-    secret: bytes = b"",
+    api: ApiServer, tasks: TaskGroup, pod: str, command: list[str], secret: bytes, within_s: float
 ) -> ExecStream:
     """Start a relay in a pod; return once it is connected. It is closed when `tasks` end.
 
-    `secret` is what its program waits for.
-
-    Raises:
-        ExecFailed: the program did not start, or did not reach the runner.
+    `secret` is what it hands over first. Raises ExecFailed.
     """
     stream: ExecStream | None = None
     why = "it gave no reason"
     try:
-        with anyio.fail_after(deadline_s):
-            stream = await tasks.start(_hold, api, pod, command)
+        with anyio.fail_after(within_s):
+            stream = await tasks.start(_keep_open, api, pod, command)
             assert stream is not None  # noqa: S101 - it was started
-            if secret:
-                await stream.wait_for(WAITING)
-                await stream.send(secret + b"\n")
-            await stream.wait_for(_CONNECTED)
+            await stream.send(secret)
+            await stream.wait_connected()
+            return stream
     except (anyio.EndOfStream, anyio.BrokenResourceError, TimeoutError, *WEBSOCKET_ENDS) as exc:
         why = str(exc) or why
     except Refused as exc:
-        why = exc.message
+        why = str(exc)
     except BaseException:
         if stream:
             await stream.aclose()
         raise
-    else:
-        return stream
     if stream is None:
-        raise ExecFailed(why, b"")
+        raise ExecFailed(why, answered=False)
     await stream.aclose()
-    raise ExecFailed(stream.complaint.decode(errors="replace").strip() or why, stream.status)
+    told = stream.complaint.decode(errors="replace").strip()
+    raise ExecFailed(told or why, answered=stream.ended)
 
 
-class ExecFailed(SandboxGone):
-    """A program in a pod did not do its work; `status` is what the cluster said of its end."""
-
-    def __init__(self, why: str, status: bytes) -> None:
-        super().__init__(
-            f"the relay in the sandbox did not reach its runner ({why}); the next call starts it "
-            "again on the same files"
-        )
-        self.why = why
-        self.status = status
-
-
-async def _hold(
+async def _keep_open(
     api: ApiServer, pod: str, command: list[str], *, task_status: TaskStatus[ExecStream]
 ) -> None:
     """Keep the WebSocket in one task, where it must be left as it was entered."""

@@ -3,22 +3,35 @@
 Nothing of it holds for the whole cluster. `RIGHTS` is also what `doctor` asks for, one by one.
 """
 
+import re
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from mcp_sandbox.backends.kubernetes.client import ApiServer
+import yaml
+from anyio import to_thread
+
+from mcp_sandbox import __version__
+from mcp_sandbox.backends.kubernetes.client import ApiServer, Refused
 from mcp_sandbox.backends.kubernetes.network import policies
-from mcp_sandbox.backends.kubernetes.objects import APP, USER
-from mcp_sandbox.config import KubernetesConfig
+from mcp_sandbox.backends.kubernetes.objects import APP, SHAPE, USER, WARM_POOL, Made, Renderer
+from mcp_sandbox.backends.kubernetes.verify import read_template
+from mcp_sandbox.backends.runner_copy import runner_digest
+from mcp_sandbox.config import Config, KubernetesConfig
+from mcp_sandbox.models import Network
 
 Json = dict[str, Any]
 NAME = "mcp-sandbox-server"
 _PORT = 8080
 _DATA = "/srv/mcp-sandbox"
 _EACH = ("create", "get", "list", "watch", "patch", "delete")
+_POOLS = "extensions.agents.x-k8s.io"
 # By group and resource.
 RIGHTS: dict[tuple[str, str], tuple[str, ...]] = {
     ("agents.x-k8s.io", "sandboxes"): _EACH,
-    ("", "pods"): ("create", "get", "list", "watch", "delete"),
+    (_POOLS, "sandboxclaims"): _EACH,
+    (_POOLS, "sandboxwarmpools"): ("get",),
+    ("", "pods"): _EACH,
     # A WebSocket begins with GET; newer clusters ask for create all the same.
     ("", "pods/exec"): ("create", "get"),
     ("", "persistentvolumeclaims"): _EACH,
@@ -27,15 +40,62 @@ RIGHTS: dict[tuple[str, str], tuple[str, ...]] = {
 }
 
 
-async def missing_rights(api: ApiServer, namespace: str, *, sandboxes: bool) -> list[str]:
+def usual(config: Config) -> tuple[Renderer, Made]:
+    """Return what sandboxes are made by and from, unless their chat asks for more. Blocks."""
+    template = read_template(config.kubernetes.template)
+    renderer = Renderer(config.kubernetes, template, b"", config.workspace.size_limit)
+    network: Network = "open" if config.network == "open" else "none"
+    limits, env, idle_s = config.limits.values(), dict(config.env), config.sessions.orphaned
+    image = config.kubernetes.image
+    return renderer, Made(image, runner_digest(), limits, network, env, idle_s)
+
+
+async def examine_pool(api: ApiServer, config: Config) -> tuple[str, str]:
+    """Return what is found of the warm pool, and what to do. Raises OperatorError."""
+    name, remedy = config.kubernetes.warm_pool, "apply `mcp-sandbox kubernetes manifests` again"
+    renderer, made = await to_thread.run_sync(usual, config)
+    try:
+        pool = await api.get(WARM_POOL, name)
+    except Refused as exc:
+        return f"{name}: sandboxes begin cold ({exc})", remedy
+    if pool["metadata"].get("annotations", {}).get(SHAPE) != renderer.shape(made):
+        return f"{name} is made from other settings: sandboxes begin cold", remedy
+    return f"{name}: {pool.get('status', {}).get('readyReplicas', 0)} sandboxes are ready", ""
+
+
+@dataclass(frozen=True)
+class Values:
+    """What differs between installations. `pods` is the quota, `warm` the size of the pool."""
+
+    namespace: str
+    image: str
+    settings: str
+    pods: str
+    volumes: str
+    warm: int | str
+
+
+# What a chart has in their place.
+CHART = Values(
+    "{{ .Release.Namespace }}",
+    "{{ .Values.image | quote }}",
+    "{{ .Values.settings | quote }}",
+    "{{ add .Values.chats .Values.warm 10 | quote }}",
+    "{{ add .Values.chats 1 | quote }}",
+    "{{ .Values.warm }}",
+)
+
+
+async def missing_rights(api: ApiServer, config: KubernetesConfig) -> list[str]:
     """Return the rights that this user lacks, such as "create pods". Raises OperatorError."""
+    unused = {"agents.x-k8s.io": config.objects != "sandbox", _POOLS: not config.warm_pool}
     missing: list[str] = []
     for (group, resource), verbs in RIGHTS.items():
-        if group.startswith("agents") and not sandboxes:
+        if unused.get(group):
             continue
         kind, _, sub = resource.partition("/")
         for verb in verbs:
-            asked = {"namespace": namespace, "group": group, "resource": kind, "verb": verb}
+            asked = {"namespace": config.namespace, "group": group, "resource": kind, "verb": verb}
             body = {
                 "apiVersion": "authorization.k8s.io/v1",
                 "kind": "SelfSubjectAccessReview",
@@ -47,45 +107,61 @@ async def missing_rights(api: ApiServer, namespace: str, *, sandboxes: bool) -> 
     return missing
 
 
-def manifests(config: KubernetesConfig, settings: str, *, chats: int, image: str) -> list[Json]:
-    """Return all objects: a server of that `image` with `settings` (YAML), for so many chats."""
+def manifests(config: Config, values: Values) -> list[Json]:
+    """Return all objects. Blocks; raises ConfigError."""
     own = {**APP, "app": NAME}
-    return [
-        _object("v1", "ServiceAccount", config),
+    found: list[Json] = [
+        _object("v1", "ServiceAccount"),
         {
-            **_object("rbac.authorization.k8s.io/v1", "Role", config),
+            **_object("rbac.authorization.k8s.io/v1", "Role"),
             "rules": [
                 {"apiGroups": [group], "resources": [resource], "verbs": list(verbs)}
                 for (group, resource), verbs in RIGHTS.items()
             ],
         },
         {
-            **_object("rbac.authorization.k8s.io/v1", "RoleBinding", config),
+            **_object("rbac.authorization.k8s.io/v1", "RoleBinding"),
             "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": NAME},
-            "subjects": [{"kind": "ServiceAccount", "name": NAME, "namespace": config.namespace}],
+            "subjects": [{"kind": "ServiceAccount", "name": NAME, "namespace": values.namespace}],
         },
-        {**_object("v1", "ConfigMap", config), "data": {"config.yaml": settings}},
-        _claim(config),
-        _deployment(config, own, image),
+        {**_object("v1", "ConfigMap"), "data": {"config.yaml": values.settings}},
+        _claim(config.kubernetes),
+        _deployment(own, values.image),
         {
-            **_object("v1", "Service", config),
+            **_object("v1", "Service"),
             "spec": {"selector": own, "ports": [{"port": _PORT, "targetPort": _PORT}]},
         },
         {
-            **_object("v1", "ResourceQuota", config),
-            # Those that try the network, and the server itself, come beside.
-            "spec": {"hard": {"pods": str(chats + 10), "persistentvolumeclaims": str(chats + 1)}},
+            **_object("v1", "ResourceQuota"),
+            "spec": {"hard": {"pods": values.pods, "persistentvolumeclaims": values.volumes}},
         },
-        *({**each, "metadata": _in(config, each["metadata"])} for each in policies()),
+        *policies(),
     ]
+    if config.kubernetes.warm_pool:
+        renderer, made = usual(config)
+        found += renderer.pool(made, values.warm)
+    for each in found:
+        each["metadata"] = {**each["metadata"], "namespace": values.namespace}
+    return found
 
 
-def _in(config: KubernetesConfig, metadata: Json) -> Json:
-    return {**metadata, "namespace": config.namespace}
+def as_yaml(found: list[Json]) -> str:
+    """Return objects as YAML; placeholders stand there without quotation marks."""
+    text = str(yaml.safe_dump_all(found, sort_keys=False))
+    return re.sub(r"'(\{\{.*?\}\})'", r"\1", text)
 
 
-def _object(version: str, kind: str, config: KubernetesConfig) -> Json:
-    return {"apiVersion": version, "kind": kind, "metadata": _in(config, {"name": NAME})}
+def write_chart(config: Config, folder: Path, values: Json) -> None:
+    """Write a Helm chart that has these values unless it is given others. Blocks; OSError."""
+    about = {"apiVersion": "v2", "name": "mcp-sandbox", "version": __version__}
+    (folder / "templates").mkdir(parents=True, exist_ok=True)
+    for name, body in (("Chart.yaml", about), ("values.yaml", values)):
+        (folder / name).write_text(yaml.safe_dump(body, sort_keys=False))
+    (folder / "templates" / "all.yaml").write_text(as_yaml(manifests(config, CHART)))
+
+
+def _object(version: str, kind: str) -> Json:
+    return {"apiVersion": version, "kind": kind, "metadata": {"name": NAME}}
 
 
 def _claim(config: KubernetesConfig) -> Json:
@@ -95,10 +171,10 @@ def _claim(config: KubernetesConfig) -> Json:
     }
     if config.storage_class:
         spec["storageClassName"] = config.storage_class
-    return {**_object("v1", "PersistentVolumeClaim", config), "spec": spec}
+    return {**_object("v1", "PersistentVolumeClaim"), "spec": spec}
 
 
-def _deployment(config: KubernetesConfig, labels: Json, image: str) -> Json:
+def _deployment(labels: Json, image: str) -> Json:
     health = {"httpGet": {"path": "/health", "port": _PORT}, "periodSeconds": 15}
     mounts = {"data": _DATA, "config": "/etc/mcp-sandbox", "tmp": "/tmp"}  # noqa: S108 - its own
     container = {
@@ -142,7 +218,7 @@ def _deployment(config: KubernetesConfig, labels: Json, image: str) -> Json:
         ],
     }
     return {
-        **_object("apps/v1", "Deployment", config),
+        **_object("apps/v1", "Deployment"),
         "spec": {
             # Its data root is for one at a time.
             "replicas": 1,

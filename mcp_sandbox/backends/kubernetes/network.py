@@ -9,19 +9,35 @@ from collections.abc import Callable
 
 import anyio
 
-from mcp_sandbox.backends.kubernetes.client import Refused
-from mcp_sandbox.backends.kubernetes.inside import LISTEN, OTHER_RUNNER, REACH, REACHED, program
-from mcp_sandbox.backends.kubernetes.namespace import NEVER, Found, Namespace
-from mcp_sandbox.backends.kubernetes.objects import APP, NETWORK, Renderer
+from mcp_sandbox.backends.kubernetes.client import POD, Json, Kind, Refused
+from mcp_sandbox.backends.kubernetes.objects import APP, NETWORK, PYTHON, Renderer
 from mcp_sandbox.backends.kubernetes.verify import find_weaker
-from mcp_sandbox.backends.kubernetes.watch import Json, Pod
-from mcp_sandbox.errors import CapacityReached, ImageMissing, InsecureSandbox
+from mcp_sandbox.backends.kubernetes.watch import NEVER, Found, Namespace, Row
+from mcp_sandbox.errors import ImageMissing, InsecureSandbox
 
-_POLICIES = "/apis/networking.k8s.io/v1"
+POLICY = Kind("networking.k8s.io", "networkpolicies", "NetworkPolicy")
 # How long it holds that a cluster enforces policies.
 _TRIED_S = 86_400.0
 _LOOK_AGAIN_S = 60.0
+_POLL_S = 0.1
 _TRIED = "mcp-sandbox.enforced"
+_NAME = "mcp-sandbox-"
+_PORT, _REACHED = 8080, 7
+_LISTEN = [*PYTHON, "-m", "http.server", str(_PORT)]
+# A refusal may be that of a policy, or come from one that does not listen yet.
+_REACH = f"""
+import socket, sys, time
+deadline = time.monotonic() + 3
+while time.monotonic() < deadline:
+    try:
+        socket.create_connection((sys.argv[1], {_PORT}), timeout=3).close()
+    except ConnectionRefusedError:
+        time.sleep(0.05)
+    except OSError:
+        break
+    else:
+        raise SystemExit({_REACHED})
+"""
 # Networks that belong to a cluster or a machine, or to nobody.
 _INNER = (
     *("0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16"),
@@ -46,7 +62,7 @@ def policies() -> list[Json]:
         {
             "apiVersion": "networking.k8s.io/v1",
             "kind": "NetworkPolicy",
-            "metadata": {"name": f"mcp-sandbox-{network}", "labels": APP},
+            "metadata": {"name": f"{_NAME}{network}", "labels": APP},
             "spec": {
                 "podSelector": {"matchLabels": {**APP, NETWORK: network}},
                 "policyTypes": ["Ingress", "Egress"],
@@ -60,12 +76,11 @@ def policies() -> list[Json]:
 class Network:
     """The networks of the sandboxes of one data root."""
 
-    def __init__(self, namespace: Namespace, renderer: Renderer, runner: str) -> None:
+    def __init__(self, namespace: Namespace, renderer: Renderer) -> None:
         self._namespace = namespace
         self._api = namespace.api
-        self._config = namespace.config
+        self._image = namespace.config.image
         self._renderer = renderer
-        self._runner = runner
         self._look_at_s = 0.0
         self._is_tried = False
 
@@ -78,40 +93,38 @@ class Network:
             self._look_at_s = time.monotonic() + _LOOK_AGAIN_S
         if network == "open" or self._is_tried:
             return
-        path = self._api.path("networkpolicies", "mcp-sandbox-none", _POLICIES)
-        noted = (await self._api.call("GET", path))["metadata"].get("annotations", {})
+        none = f"{_NAME}none"
+        noted = (await self._api.get(POLICY, none))["metadata"].get("annotations", {})
         tried = noted.get(_TRIED, "0")
         if not tried.isdecimal() or time.time() - int(tried) > _TRIED_S:
             await self._reach_canary()
             note = {"metadata": {"annotations": {_TRIED: f"{time.time():.0f}"}}}
-            await self._api.call("PATCH", path, note)
+            await self._api.patch(POLICY, none, note)
         self._is_tried = True
 
     async def _put(self, policy: Json) -> None:
-        path, name = self._api.path("networkpolicies", base=_POLICIES), policy["metadata"]["name"]
+        name = policy["metadata"]["name"]
         try:
-            found = await self._api.call("GET", f"{path}/{name}")
+            found = await self._api.get(POLICY, name)
         except Refused:
-            await self._namespace.post(path, policy)
+            await self._api.post(POLICY, policy)
             return
         if find_weaker(policy["spec"], found["spec"]):
             reset = {"spec": {"egress": None, "ingress": None, **policy["spec"]}}
-            await self._api.call("PATCH", f"{path}/{name}", reset)
+            await self._api.patch(POLICY, name, reset)
 
     async def _reach_canary(self) -> None:
         number = secrets.token_hex(4)
         canary, prober = f"mcs-canary-{number}", f"mcs-probe-{number}"
         try:
-            address = await self._run_trial(canary, program(LISTEN), "canary", _address)
-            command = program(REACH, self._runner, address)
-            code = await self._run_trial(prober, command, "none", _exit_code)
+            address = await self._run_trial(canary, _LISTEN, "canary", _read_address)
+            command = [*PYTHON, "-c", _REACH, address]
+            code = await self._run_trial(prober, command, "none", lambda pod: Row.of(pod).exit_code)
         finally:
             with anyio.CancelScope(shield=True):
                 for name in (canary, prober):
-                    await self._namespace.delete(self._api.path("pods", name))
-        if code == OTHER_RUNNER:
-            raise explain_runner(self._config.image)
-        if code == REACHED:
+                    await self._api.delete(POD, name)
+        if code == _REACHED:
             raise InsecureSandbox(
                 "this cluster does not enforce NetworkPolicies: a pod that should have no network "
                 "reached another pod. Install a network plugin that enforces them, or set "
@@ -119,44 +132,25 @@ class Network:
             )
         if code != 0:
             raise ImageMissing(
-                f"the image {self._config.image} cannot run a program (exit code {code}): is it "
-                "an image of `mcp-sandbox images build`?"
+                f"the image {self._image} cannot run a program (exit code {code}): is it an image "
+                "of `mcp-sandbox images build`?"
             )
 
     async def _run_trial(
         self, name: str, command: list[str], network: str, read: Callable[[Json], Found | None]
     ) -> Found:
         """Start a pod of ours; return what `read` finds in its status."""
-        body = self._renderer.trial(name, command, network)
-        path = self._api.path("pods", name)
-        await self._namespace.post(self._api.path("pods"), body)
-        with anyio.move_on_after(self._config.start_timeout):
-            while True:
-                pod = await self._api.call("GET", path)
-                row = Pod.of(pod, lambda _: [])
+        await self._api.post(POD, self._renderer.trial(name, command, network))
+        row: Row | None = None
+        with anyio.move_on_after(self._namespace.config.start_timeout):
+            while row is None or row.reason not in NEVER:
+                pod = await self._api.get(POD, name)
+                row = Row.of(pod)
                 if (found := read(pod)) is not None:
                     return found
-                if row.reason in NEVER:
-                    raise ImageMissing(
-                        f"the image {self._config.image} cannot be run ({row.reason}: "
-                        f"{row.message.strip()}): push it where the cluster finds it, or set "
-                        "kubernetes.image"
-                    )
-                await anyio.sleep(0.1)
-        raise CapacityReached(await self._namespace.explain_wait(name, row))
+                await anyio.sleep(_POLL_S)
+        raise await self._namespace.explain_wait(name, row, self._image)
 
 
-def _address(pod: Json) -> str | None:
-    return pod["status"].get("podIP") if pod.get("status", {}).get("phase") == "Running" else None
-
-
-def _exit_code(pod: Json) -> int | None:
-    return Pod.of(pod, lambda _: []).exit_code
-
-
-def explain_runner(image: str) -> ImageMissing:
-    """Return the error for an image that must be built anew."""
-    return ImageMissing(
-        f"the image {image} holds another version of the runner, or none: build it again with "
-        "`mcp-sandbox images build`, push it, and set kubernetes.image"
-    )
+def _read_address(pod: Json) -> str | None:
+    return pod["status"].get("podIP") if Row.of(pod).phase == "Running" else None

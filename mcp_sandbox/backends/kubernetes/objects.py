@@ -1,7 +1,7 @@
-"""What is sent for a sandbox: a Sandbox of agents.x-k8s.io, or a Pod and its claim.
+"""What is sent for a sandbox: one of four kinds of objects, all made from one pod template.
 
-Both are made from one pod template. What a sandbox was made from is noted in an annotation, under
-a seal that only servers of the same data root can make.
+What a sandbox was made from is noted in an annotation, under a seal that only servers of the same
+data root can make.
 """
 
 import hashlib
@@ -10,27 +10,52 @@ import json
 import re
 import resource
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from mcp_sandbox.backends.kubernetes.inside import BOOT, PLACE, SOCKET, program
-from mcp_sandbox.backends.runner_copy import beside_pid_1, environment
+from mcp_sandbox.backends.kubernetes.client import POD, Kind
+from mcp_sandbox.backends.runner_copy import MAIN, beside_pid_1, environment
 from mcp_sandbox.backends.sandbox_records import new_id
 from mcp_sandbox.config import KubernetesConfig
-from mcp_sandbox.models import Limits, Network, SandboxFacts, SandboxId, SandboxSpec
+from mcp_sandbox.models import (
+    OURS,
+    RELAY,
+    Limits,
+    Network,
+    SandboxFacts,
+    SandboxId,
+    SandboxSpec,
+)
 
 Json = dict[str, Any]
-SANDBOXES = "/apis/agents.x-k8s.io/v1beta1"
+VOLUME = Kind("", "persistentvolumeclaims", "PersistentVolumeClaim")
+SANDBOX = Kind("agents.x-k8s.io", "sandboxes", "Sandbox", "v1beta1")
+_POOLS = "extensions.agents.x-k8s.io"
+CLAIM = Kind(_POOLS, "sandboxclaims", "SandboxClaim", "v1beta1")
+WARM_POOL = Kind(_POOLS, "sandboxwarmpools", "SandboxWarmPool", "v1beta1")
+TEMPLATE = Kind(_POOLS, "sandboxtemplates", "SandboxTemplate", "v1beta1")
 APP = {"app": "mcp-sandbox"}
+# Labels; a pod from a warm pool has the first one as an annotation.
 INSTANCE, NETWORK = "mcp-sandbox.instance", "mcp-sandbox.network"
-RECORD, SEAL, LABELS = "mcp-sandbox.record", "mcp-sandbox.seal", "mcp-sandbox.labels"
+# Annotations: what an object is made from, whose it is, and the labels of the sandbox.
+RECORD, SEAL, LABELS, NAME = (
+    f"mcp-sandbox.{each}" for each in ("record", "seal", "labels", "name")
+)
+SHAPE = "mcp-sandbox.shape"
 FILES = "files"
 HOME = "/home/sandbox"
 PATH = f"{HOME}/.local/bin:/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
+PYTHON = ["/usr/bin/python3", "-I", "-S"]
 USER = 10001
+_PLACE = "/run/mcp-sandbox"
+_SOCKET, _PIPE = f"{_PLACE}/runner.sock", f"{_PLACE}/secret"
 _MEMLOCK = 64 * 1024
+# How long a runner waits for its secret, but in a warm pool.
+_START_S = 300
+# Where files are in the pod alone, it waits at least so long for a server that may save them.
+_UNSAVED_S = 86_400.0
 _NOT_READABLE = re.compile(r"[^a-z0-9]+")
-# Below the claim; a claim's own root may hold a folder of its file system.
+# Below the volume; its own root may hold a folder of its file system.
 _KEPT = {"workspace": "/workspace", "home": HOME, "skills": "/opt/skills"}
 
 
@@ -64,15 +89,16 @@ class Renderer:
         self._key = key
         self._size = size_bytes
         self.instance = hashlib.sha256(b"instance" + key).hexdigest()[:16]
+        self.in_pod = config.storage == "backups"
 
-    def name(self, labels: Mapping[str, str]) -> SandboxId:
+    def name(self, labels: Mapping[str, str], prefix: str = "mcs") -> SandboxId:
         """Return a name that no sandbox of another chat has; a new one where labels name none."""
         if not {"user", "chat"} <= labels.keys():
             return new_id()
         whose = "\0".join((self.instance, labels["user"], labels["chat"]))
         readable = _NOT_READABLE.sub("-", f"{labels['user']}-{labels['chat']}".lower())
         digest = hashlib.sha256(whose.encode()).hexdigest()[:32]
-        return SandboxId(f"mcs-{readable[:25].strip('-')}-{digest}")
+        return SandboxId(f"{prefix}-{readable[:25].strip('-')}-{digest}")
 
     def token(self, pod_uid: str) -> bytes:
         """Return the secret of the channels to one pod."""
@@ -89,47 +115,55 @@ class Renderer:
     def _seal(self, name: str, text: str) -> str:
         return hmac.digest(self._key, f"record {name} {text}".encode(), "sha256").hex()
 
-    def _metadata(self, name: str, made: Made) -> Json:
+    def _notes(self, name: str, made: Made) -> dict[str, str]:
         text = json.dumps(asdict(made), sort_keys=True)
-        return {
-            "labels": {**APP, INSTANCE: self.instance, NETWORK: made.network},
-            "annotations": {RECORD: text, SEAL: self._seal(name, text)},
+        return {INSTANCE: self.instance, NAME: name, RECORD: text, SEAL: self._seal(name, text)}
+
+    def owner(self, kind: Kind, name: str, made: Made, labels: Mapping[str, str]) -> Json:
+        """Return the object that is a sandbox: what is deleted with it, and noted of it, is its."""
+        specs = {
+            POD: self.template(made, name, self.files(POD, name))["spec"],
+            VOLUME: self._volume_spec(),
+            SANDBOX: self._sandbox_spec(name, made),
+            CLAIM: self._claim_spec(name, made),
         }
-
-    def _owner_metadata(self, name: str, made: Made, labels: Mapping[str, str]) -> Json:
-        found = self._metadata(name, made)
-        note = {**found["annotations"], LABELS: json.dumps(dict(labels))}
-        return {"name": name, "labels": found["labels"], "annotations": note}
-
-    def claim(self, name: str, made: Made, labels: Mapping[str, str]) -> Json:
-        """Return the claim that is a sandbox where there are only pods."""
-        metadata = self._owner_metadata(name, made, labels)
-        kind = {"apiVersion": "v1", "kind": "PersistentVolumeClaim"}
-        return {**kind, "metadata": metadata, "spec": self._claim_spec()}
+        metadata = {"name": name, **self.template(made, name)["metadata"]}
+        metadata["annotations"][LABELS] = json.dumps(dict(labels))
+        head = {"apiVersion": kind.api_version, "kind": kind.name}
+        return {**head, "metadata": metadata, "spec": specs[kind]}
 
     def pod(self, name: str, made: Made) -> Json:
-        """Return the pod beside a claim of the same name."""
-        template = self.template(name, made, claim=name)
+        """Return the pod beside a volume of the same name."""
+        template = self.template(made, name, self.files(VOLUME, name))
         metadata = {"name": name, **template["metadata"]}
         return {"apiVersion": "v1", "kind": "Pod", **template, "metadata": metadata}
 
-    def sandbox(self, name: str, made: Made, labels: Mapping[str, str]) -> Json:
-        """Return the Sandbox that has the same pod and claim."""
-        claim = {"metadata": {"name": FILES}, "spec": self._claim_spec()}
+    def files(self, kind: Kind, name: str) -> Json:
+        """Return the volume with the files of a sandbox of this kind."""
+        if self.in_pod:
+            # The server stops a chat at its limit; the cluster would end the pod above this one.
+            return {"emptyDir": {"sizeLimit": str(self._size + self._size // 10)}}
+        claim = f"{FILES}-{name}" if kind is SANDBOX else name
+        return {"persistentVolumeClaim": {"claimName": claim}}
+
+    def _sandbox_spec(self, name: str, made: Made) -> Json:
+        claim = {"metadata": {"name": FILES}, "spec": self._volume_spec()}
+        files = self.files(SANDBOX, name) if self.in_pod else None
         return {
-            "apiVersion": SANDBOXES.removeprefix("/apis/"),
-            "kind": "Sandbox",
-            "metadata": self._owner_metadata(name, made, labels),
-            "spec": {
-                "podTemplate": self.template(name, made),
-                "volumeClaimTemplates": [claim],
-                "service": False,
-                "operatingMode": "Running",
-                "shutdownPolicy": "Retain",
-            },
+            "podTemplate": self.template(made, name, files),
+            # Its controller adds the volume of its claim to the pod.
+            **({} if self.in_pod else {"volumeClaimTemplates": [claim]}),
+            "service": False,
+            "operatingMode": "Running",
+            "shutdownPolicy": "Retain",
         }
 
-    def _claim_spec(self) -> Json:
+    def _claim_spec(self, name: str, made: Made) -> Json:
+        """Ask for a sandbox of the warm pool: variables and volumes would make it a cold one."""
+        notes = {"annotations": self._notes(name, made)}
+        return {"warmPoolRef": {"name": self._config.warm_pool}, "additionalPodMetadata": notes}
+
+    def _volume_spec(self) -> Json:
         chosen = {"storageClassName": self._config.storage_class}
         return {
             "accessModes": ["ReadWriteOnce"],
@@ -137,20 +171,43 @@ class Renderer:
             **(chosen if self._config.storage_class else {}),
         }
 
-    def template(self, name: str, made: Made, claim: str = "") -> Json:
-        """Return metadata and spec of the pod; a Sandbox's controller adds its claim's volume."""
-        own, given = self._metadata(name, made), self._template.get("metadata", {})
-        metadata = {kind: {**given.get(kind, {}), **own[kind]} for kind in own}
-        return {"metadata": metadata, "spec": self._pod_spec(made, claim)}
-
-    def _pod_spec(self, made: Made, claim: str) -> Json:
-        volumes = [
-            _memory("tmp", made.limits.tmp_mb),
-            _memory("shm", made.limits.shm_mb),
-            _memory("run", 1),
+    def pool(self, made: Made, replicas: int | str) -> list[Json]:
+        """Return the warm pool and its template."""
+        name = self._config.warm_pool
+        template = self.template(made, files=self.files(CLAIM, name))
+        metadata = {"name": name, "labels": APP}
+        shape = {**metadata, "annotations": {SHAPE: self.shape(made)}}
+        # The policies are ours: the controller's own would allow the internet.
+        spec = {"podTemplate": template, "networkPolicyManagement": "Unmanaged", "service": False}
+        size = {"replicas": replicas, "sandboxTemplateRef": {"name": name}}
+        return [
+            {"apiVersion": kind.api_version, "kind": kind.name, "metadata": of, "spec": each}
+            for kind, of, each in ((TEMPLATE, metadata, spec), (WARM_POOL, shape, size))
         ]
-        if claim:
-            volumes.append({"name": FILES, "persistentVolumeClaim": {"claimName": claim}})
+
+    def shape(self, made: Made) -> str:
+        """Return a digest of the pods of a warm pool whose sandboxes are made so."""
+        template = self.template(made, files=self.files(CLAIM, ""))
+        return hashlib.sha256(json.dumps(template, sort_keys=True).encode()).hexdigest()[:16]
+
+    def template(self, made: Made, name: str = "", files: Json | None = None) -> Json:
+        """Return metadata and spec of a pod; one for a warm pool has no name yet."""
+        own: Json = {"labels": {**APP, NETWORK: made.network}, "annotations": {}}
+        if name:
+            own["labels"][INSTANCE] = self.instance
+            own["annotations"] = self._notes(name, made)
+        given = self._template.get("metadata", {})
+        metadata = {part: {**(given.get(part) or {}), **own[part]} for part in own}
+        return {"metadata": metadata, "spec": self._pod_spec(made, files, is_pooled=not name)}
+
+    def _pod_spec(self, made: Made, files: Json | None, *, is_pooled: bool) -> Json:
+        sizes = {"tmp": made.limits.tmp_mb, "shm": made.limits.shm_mb, "run": 1}
+        volumes: list[Json] = [
+            {"name": name, "emptyDir": {"medium": "Memory", "sizeLimit": f"{size}Mi"}}
+            for name, size in sizes.items()
+        ]
+        file = self._config.seccomp_profile
+        local = {"type": "Localhost", "localhostProfile": file}
         return {
             **self._template.get("spec", {}),
             "restartPolicy": "Never",
@@ -165,30 +222,27 @@ class Renderer:
                 "runAsGroup": USER,
                 "fsGroup": USER,
                 "fsGroupChangePolicy": "OnRootMismatch",
-                "seccompProfile": self._seccomp(),
+                "seccompProfile": local if file else {"type": "RuntimeDefault"},
             },
-            "containers": [self._container(made)],
-            "volumes": volumes,
+            "containers": [self._container(made, is_pooled=is_pooled)],
+            "volumes": [*volumes, *([{"name": FILES, **files}] if files else [])],
         }
 
-    def _seccomp(self) -> Json:
-        file = self._config.seccomp_profile
-        local = {"type": "Localhost", "localhostProfile": file}
-        return local if file else {"type": "RuntimeDefault"}
-
-    def _container(self, made: Made) -> Json:
+    def _container(self, made: Made, *, is_pooled: bool) -> Json:
         memory = f"{made.limits.memory_mb}Mi"
         usage = {"memory": memory, "cpu": f"{round(made.limits.cpus * 1000)}m"}
         kept = [{"name": FILES, "mountPath": path, "subPath": name} for name, path in _KEPT.items()]
-        places = {"tmp": "/tmp", "shm": "/dev/shm", "run": PLACE}  # noqa: S108 - the sandbox's
+        places = {"tmp": "/tmp", "shm": "/dev/shm", "run": _PLACE}  # noqa: S108 - the sandbox's
         own = [{"name": name, "mountPath": path} for name, path in places.items()]
+        variables = self._variables(made, is_pooled=is_pooled)
         return {
             "name": "sandbox",
             "image": made.image,
             "imagePullPolicy": "IfNotPresent",
-            "command": program(BOOT),
+            "command": [*PYTHON, f"{OURS}/{MAIN}"],
             "workingDir": "/workspace",
-            "env": [{"name": key, "value": _plain(each)} for key, each in _environment(made)],
+            # The cluster expands $(NAME), unless it is told not to.
+            "env": [{"name": k, "value": v.replace("$", "$$")} for k, v in variables.items()],
             "resources": {"limits": usage, "requests": {"memory": memory, "cpu": "50m"}},
             "securityContext": {
                 "allowPrivilegeEscalation": False,
@@ -199,18 +253,38 @@ class Renderer:
             "volumeMounts": [*kept, *own],
         }
 
+    def _variables(self, made: Made, *, is_pooled: bool) -> dict[str, str]:
+        spec = SandboxSpec((), made.limits, made.network, made.env)
+        most = {
+            resource.RLIMIT_CORE: 0,
+            resource.RLIMIT_MEMLOCK: _MEMLOCK,
+            resource.RLIMIT_NOFILE: made.limits.open_files,
+            resource.RLIMIT_FSIZE: made.limits.file_mb << 20,
+        }
+        found = {
+            **beside_pid_1(environment(spec, PATH, HOME)),
+            "MCP_SANDBOX_TOKEN_PIPE": _PIPE,
+            "MCP_SANDBOX_RUNNER": made.runner,
+            "MCP_SANDBOX_SOCKET": _SOCKET,
+            "MCP_SANDBOX_IDLE_S": f"{max(made.idle_s, _UNSAVED_S if self.in_pod else 0):g}",
+            "MCP_SANDBOX_PIDS": str(made.limits.pids),
+            "MCP_SANDBOX_LIMITS": " ".join(f"{kind}:{each}" for kind, each in most.items()),
+            "MCP_SANDBOX_WORKSPACE": "/workspace",
+            "MCP_SANDBOX_HOME": HOME,
+            **({} if is_pooled else {"MCP_SANDBOX_START_S": str(_START_S)}),
+        }
+        return dict(sorted(found.items()))
+
     def trial(self, name: str, command: list[str], network: str) -> Json:
         """Return a pod that runs a program of ours once, with nothing of a chat."""
-        made = Made(self._config.image, "", Limits(), "none", {}, 0)
-        pod = self.pod(name, replace(made, limits=replace(made.limits, memory_mb=128)))
-        pod["metadata"]["labels"] = {**APP, NETWORK: network}
-        del pod["metadata"]["annotations"]
-        (container,) = pod["spec"]["containers"]
+        made = Made(self._config.image, "", Limits(memory_mb=128), "none", {}, 0)
+        spec = self.template(made)["spec"]
+        (container,) = spec["containers"]
         own = [each for each in container["volumeMounts"] if each["name"] != FILES]
         container |= {"command": command, "volumeMounts": own, "workingDir": "/"}
-        pod["spec"]["volumes"] = [each for each in pod["spec"]["volumes"] if each["name"] != FILES]
-        pod["spec"]["activeDeadlineSeconds"] = 120
-        return pod
+        spec["activeDeadlineSeconds"] = 120
+        metadata = {"name": name, "labels": {**APP, NETWORK: network}}
+        return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
 
     def facts(self, made: Made) -> SandboxFacts:
         """Return what holds in such a pod, once `verify` found nothing weaker."""
@@ -239,31 +313,7 @@ class Renderer:
         )
 
 
-def _memory(name: str, size_mb: int) -> Json:
-    return {"name": name, "emptyDir": {"medium": "Memory", "sizeLimit": f"{size_mb}Mi"}}
-
-
-def _plain(value: str) -> str:
-    """Return a value that the cluster leaves as it is: it expands $(NAME)."""
-    return value.replace("$", "$$")
-
-
-def _environment(made: Made) -> list[tuple[str, str]]:
-    spec = SandboxSpec((), made.limits, made.network, made.env)
-    values = {
-        resource.RLIMIT_CORE: 0,
-        resource.RLIMIT_MEMLOCK: _MEMLOCK,
-        resource.RLIMIT_NOFILE: made.limits.open_files,
-        resource.RLIMIT_FSIZE: made.limits.file_mb << 20,
-    }
-    found = {
-        **beside_pid_1(environment(spec, PATH, HOME)),
-        "MCP_SANDBOX_TOKEN_FILE": f"{PLACE}/token",
-        "MCP_SANDBOX_SOCKET": SOCKET,
-        "MCP_SANDBOX_IDLE_S": f"{made.idle_s:g}",
-        "MCP_SANDBOX_PIDS": str(made.limits.pids),
-        "MCP_SANDBOX_LIMITS": " ".join(f"{kind}:{most}" for kind, most in values.items()),
-        "MCP_SANDBOX_WORKSPACE": "/workspace",
-        "MCP_SANDBOX_HOME": HOME,
-    }
-    return sorted(found.items())
+def relay_command(within_s: float, *, hands_over: bool = False) -> list[str]:
+    """Return the command that joins an exec's streams to the runner."""
+    first = ["--secret", _PIPE] if hands_over else []
+    return [*PYTHON, RELAY, *first, "--announce", _SOCKET, f"{within_s:g}"]

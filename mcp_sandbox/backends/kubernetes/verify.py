@@ -1,5 +1,7 @@
 """Reads the operator's additions to pods, and compares live pods with what was asked for."""
 
+import json
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,29 +12,27 @@ from mcp_sandbox.errors import ConfigError
 
 Json = dict[str, Any]
 # What the operator may add: where pods run and what they are called, not what they may do.
-_SPEC = {
-    *("runtimeClassName", "nodeSelector", "tolerations", "affinity", "imagePullSecrets"),
-    *("priorityClassName", "schedulerName", "topologySpreadConstraints", "hostUsers"),
-}
-_METADATA = {"labels", "annotations"}
-_OURS = ("mcp-sandbox.", "agents.x-k8s.io/")
-_MOST_NAMED = 5
-
+_SPEC = (
+    *("affinity", "hostUsers", "imagePullSecrets", "nodeSelector", "priorityClassName"),
+    *("runtimeClassName", "schedulerName", "tolerations", "topologySpreadConstraints"),
+)
+_ALLOWED = re.compile(
+    r"apiVersion|kind|metadata\.(labels|annotations)\.(?!app$|mcp-sandbox\.|agents\.x-k8s\.io/).+"
+    rf"|spec\.({'|'.join(_SPEC)})\b.*"
+)
 # What a cluster adds to a pod of its own accord; anything else is a change.
-_ADDED = {
-    "spec": {
-        *("nodeName", "schedulerName", "serviceAccountName", "serviceAccount", "priority"),
-        *("priorityClassName", "preemptionPolicy", "tolerations", "overhead", "nodeSelector"),
-        *("affinity", "topologySpreadConstraints", "imagePullSecrets", "securityContext"),
-        *("hostUsers", "schedulingGates", "resources", "os", "schedulingGroup"),
-    },
-    "containers": {"terminationMessagePath", "terminationMessagePolicy", "resizePolicy"},
-    "volumeMounts": {"recursiveReadOnly"},
-    "requests": {"ephemeral-storage"},
-    "limits": {"ephemeral-storage"},
-}
-# Where a pod runs, which a runtime class narrows further.
-_PLACING = ("nodeSelector", "affinity")
+_ADDED = re.compile(
+    r"spec\.(nodeName|schedulerName|serviceAccount(Name)?|priority(ClassName)?|preemptionPolicy"
+    r"|hostUsers|schedulingGroup)|spec\.(tolerations|nodeSelector|affinity|topologySpreadConstraints"
+    r"|imagePullSecrets|overhead|schedulingGates|resources|os)\b.*"
+    r"|spec\.containers\[sandbox\]\.(terminationMessage(Path|Policy)|resizePolicy\b.*"
+    r"|resources\.(requests|limits)\.ephemeral-storage|volumeMounts\[.*\]\.recursiveReadOnly)"
+)
+# Lists without an order of their own: a cluster adds to them anywhere.
+_UNORDERED = ("tolerations", "topologySpreadConstraints")
+_UNITS = {"m": 1e-3, "": 1.0, "k": 1e3, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
+_MOST_NAMED = 5
+_UNSET = "not set"
 
 
 def read_template(path: Path | None) -> Json:
@@ -43,79 +43,59 @@ def read_template(path: Path | None) -> Json:
         found = yaml.safe_load(path.read_text()) or {}
     except (OSError, ValueError, yaml.YAMLError) as exc:
         raise ConfigError(f"kubernetes.template: {path} cannot be read: {exc}") from exc
-    if refused := list(_refused(found))[:_MOST_NAMED]:
+    refused = ["no mapping"] if not isinstance(found, dict) else []
+    for name, value in _flatten("", found):
+        if value in ({}, []):
+            continue
+        if not _ALLOWED.fullmatch(name) or (name == "spec.hostUsers" and value):
+            refused.append(f"{name}: {str(value).lower() if isinstance(value, bool) else value}")
+    if refused:
         raise ConfigError(
-            f"kubernetes.template: {path} sets {', '.join(refused)}: pods are the server's own, "
-            f"and a template may add metadata.labels and annotations, and of spec "
-            f"{', '.join(sorted(_SPEC))}"
+            f"kubernetes.template: {path} sets {', '.join(refused[:_MOST_NAMED])}: pods are the "
+            "server's own, and a template may add metadata.labels and annotations, and of spec "
+            f"{', '.join(_SPEC)}"
         )
-    return {part: value for part, value in dict(found).items() if part in ("metadata", "spec")}
-
-
-def _refused(found: object) -> Iterator[str]:
-    """Yield what a template may not set, by name."""
-    if not isinstance(found, dict):
-        yield "no mapping"
-        return
-    allowed = {"metadata": _METADATA, "spec": _SPEC}
-    for part, value in found.items():
-        if part in ("apiVersion", "kind"):
-            continue
-        if part not in allowed or not isinstance(value, dict):
-            yield from _leaves(str(part), value)
-            continue
-        for name, each in value.items():
-            if name not in allowed[part]:
-                yield from _leaves(f"{part}.{name}", each)
-            elif part == "metadata":
-                ours = (key for key in dict(each or {}) if key == "app" or key.startswith(_OURS))
-                yield from (f"metadata.{name}.{key}" for key in ours)
-    if dict(found.get("spec") or {}).get("hostUsers"):
-        yield "spec.hostUsers: true"
-
-
-def _leaves(path: str, value: object) -> Iterator[str]:
-    if isinstance(value, dict) and value:
-        for name, each in value.items():
-            yield from _leaves(f"{path}.{name}", each)
-    elif isinstance(value, list) and value:
-        for number, each in enumerate(value):
-            yield from _leaves(f"{path}[{number}]", each)
-    else:
-        yield f"{path}: {str(value).lower() if isinstance(value, bool) else value}"
+    return {part: value or {} for part, value in found.items() if part in ("metadata", "spec")}
 
 
 def find_weaker(wanted: Mapping[str, Any], live: Mapping[str, Any]) -> list[str]:
-    """Return how the spec of a live pod differs from the wanted one, field by field.
-
-    Where the wanted one names no tolerations and the like, those of the cluster are no change.
-    """
-    return list(_differences("spec", "spec", wanted, live))
-
-
-def _differences(path: str, kind: str, wanted: object, live: object) -> Iterator[str]:
-    if isinstance(wanted, Mapping) and isinstance(live, Mapping):
-        for name in wanted:
-            yield from _differences(f"{path}.{name}", name, wanted[name], live.get(name))
-        added = _ADDED.get(kind, set())
-        for name in live.keys() - wanted.keys() - added if kind not in _PLACING else ():
-            if live[name]:
-                yield f"{path}.{name} should not be set and is {_short(live[name])}"
-    elif isinstance(wanted, list) and isinstance(live, list):
-        yield from _list_differences(path, kind, wanted, live)
-    elif (wanted or live) and not _is_same(wanted, live):
-        yield f"{path} should be {_short(wanted)} and is {_short(live)}"
+    """Return how the spec of a live pod differs from the wanted one, field by field."""
+    own, found = _read_fields(wanted), _read_fields(live)
+    return [
+        f"{name} should be {_shorten(own.get(name, _UNSET))} and is "
+        f"{_shorten(found.get(name, _UNSET))}"
+        for name in {**own, **found}
+        if not _is_same(own.get(name), found.get(name))
+        and not (name not in own and _ADDED.fullmatch(name))
+    ]
 
 
-def _list_differences(path: str, kind: str, wanted: list[Any], live: list[Any]) -> Iterator[str]:
-    if kind == "tolerations":
-        # A cluster adds its own to every pod.
-        live = [each for each in live if each in wanted]
-    if len(wanted) != len(live):
-        yield f"{path} should have {len(wanted)} entries and has {len(live)}"
-        return
-    for number, (own, other) in enumerate(zip(wanted, live, strict=True)):
-        yield from _differences(f"{path}[{number}]", kind, own, other)
+def _read_fields(spec: Mapping[str, Any]) -> dict[str, object]:
+    """Return the fields of a spec by their paths; one that stands twice is there twice."""
+    fields: dict[str, object] = {}
+    for path, value in _flatten("spec", spec):
+        fields[f"{path} (again)" if path in fields else path] = value
+    return fields
+
+
+def _flatten(path: str, value: object) -> Iterator[tuple[str, object]]:
+    """Yield what is set in a tree, with its path; entries of lists go by their names."""
+    if isinstance(value, Mapping) and value:
+        for name, each in value.items():
+            yield from _flatten(f"{path}.{name}".removeprefix("."), each)
+    elif isinstance(value, list) and value:
+        for number, each in enumerate(value):
+            yield from _flatten(f"{path}[{_name_entry(path, number, each)}]", each)
+    elif value is not None and value != "":
+        yield path, value
+
+
+def _name_entry(path: str, number: int, entry: object) -> str:
+    if path.endswith(_UNORDERED):
+        return json.dumps(entry, sort_keys=True)
+    if isinstance(entry, Mapping) and "name" in entry:
+        return " ".join(filter(None, (str(entry["name"]), entry.get("mountPath"))))
+    return str(number)
 
 
 def _is_same(wanted: object, live: object) -> bool:
@@ -124,13 +104,12 @@ def _is_same(wanted: object, live: object) -> bool:
 
 def _quantity(value: object) -> float | None:
     """Return a quantity as a number: a cluster writes some of them in another way."""
-    units = {"m": 1e-3, "": 1.0, "k": 1e3, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
     text = str(value)
     number = text.rstrip("mkKMGi")
     unit = text[len(number) :]
-    return float(number) * units[unit] if number.isdecimal() and unit in units else None
+    return float(number) * _UNITS[unit] if number.isdecimal() and unit in _UNITS else None
 
 
-def _short(value: object) -> str:
-    text = repr(value)
+def _shorten(value: object) -> str:
+    text = str(value)
     return text if len(text) <= 200 else f"{text[:200]}…"

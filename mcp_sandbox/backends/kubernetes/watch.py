@@ -1,76 +1,65 @@
-"""Knows all objects of one kind of this server, by one watch; nothing is asked for a call.
+"""Knows the sandboxes and pods of one data root, by one watch of each kind; no call lists them.
 
-Rows are small, for there may be many. What an own request answered is known at once, and an older
-event does not undo it.
+Rows are small, for there may be many.
 """
 
 import logging
-from collections.abc import Callable, Mapping
+import random
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import TypeVar
 
 import anyio
-import httpx
+from anyio.abc import TaskGroup
 
-from mcp_sandbox.backends.kubernetes.client import ApiServer, Refused
-from mcp_sandbox.errors import BackendUnavailable, OperatorError
+from mcp_sandbox.backends.kubernetes.client import POD, ApiServer, Json, Kind, Refused
+from mcp_sandbox.backends.kubernetes.objects import (
+    APP,
+    CLAIM,
+    INSTANCE,
+    NAME,
+    SANDBOX,
+    VOLUME,
+)
+from mcp_sandbox.backends.sandbox_records import make_gone_error
+from mcp_sandbox.config import KubernetesConfig
+from mcp_sandbox.errors import BackendUnavailable, CapacityReached, ImageMissing, OperatorError
+from mcp_sandbox.models import SandboxId
 
 logger = logging.getLogger(__name__)
-Json = dict[str, Any]
+Found = TypeVar("Found")
+# What never becomes a running pod by waiting.
+NEVER = {
+    *("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"),
+    *("CreateContainerError", "CreateContainerConfigError", "RunContainerError", "StartError"),
+}
+EVENT = Kind("", "events", "Event")
+WARM = "mcw"
 _GONE = 410
-_AGAIN_S = 1.0
-_MOST_AGAIN_S = 15.0
-_FORGOTTEN = 10_000
+_SEEN_S = 5.0
+_AGAIN_S, _MOST_AGAIN_S = 1.0, 15.0
 
 
-class Row(Protocol):
-    """What is kept of an object."""
+@dataclass(frozen=True)
+class Row:
+    """What is kept of an object. Of a pod: `reason` it waits or has ended, and whether `weaker`."""
 
-    @property
-    def uid(self) -> str: ...
-
-
-RowT = TypeVar("RowT", bound=Row)
-
-
-@dataclass(frozen=True, slots=True)
-class Owner:
-    """A sandbox: its Sandbox, or its claim. `mode` is that of a Sandbox."""
-
+    name: str
     uid: str
     annotations: Mapping[str, str]
-    mode: str = ""
-    ending: bool = False
-
-    @classmethod
-    def of(cls, found: Json) -> "Owner":
-        """Return the row of an object."""
-        metadata, spec = found["metadata"], found.get("spec", {})
-        annotations = {
-            key: value
-            for key, value in metadata.get("annotations", {}).items()
-            if key.startswith("mcp-sandbox.")
-        }
-        ending = "deletionTimestamp" in metadata
-        return cls(metadata["uid"], annotations, spec.get("operatingMode", ""), ending)
-
-
-@dataclass(frozen=True, slots=True)
-class Pod:
-    """A pod. `why` it waits or has ended, `exit_code` of its runner; `weaker` than asked for."""
-
-    uid: str
-    phase: str
-    ready: bool
+    ending: bool
+    phase: str = "Pending"
+    ready: bool = False
     reason: str = ""
     message: str = ""
     exit_code: int | None = None
-    ending: bool = False
     weaker: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, found: Json, weaker: Callable[[Json], list[str]]) -> "Pod":
-        """Return the row of a pod."""
+    def of(cls, found: Json) -> "Row":
+        """Return the row of an object."""
         metadata, status = found["metadata"], found.get("status", {})
         (own, *_) = status.get("containerStatuses") or [{}]
         state = own.get("state", {})
@@ -82,14 +71,20 @@ class Pod:
         whole: Json = status if status.get("reason") else conditions.get("DisruptionTarget", {})
         says: Json = next(filter(None, (whole, ended, waits, unplaced)), {})
         return cls(
+            metadata["name"],
             metadata["uid"],
+            # Most sandboxes are made from the same.
+            {
+                key: sys.intern(value)
+                for key, value in metadata.get("annotations", {}).items()
+                if key.startswith("mcp-sandbox.")
+            },
+            "deletionTimestamp" in metadata,
             status.get("phase", "Pending"),
             conditions.get("Ready", {}).get("status") == "True",
             says.get("reason") or "",
             says.get("message") or "",
             ended.get("exitCode"),
-            "deletionTimestamp" in metadata,
-            tuple(weaker(found)),
         )
 
     @property
@@ -101,111 +96,187 @@ class Pod:
         return self.phase in ("Succeeded", "Failed") or self.ending
 
 
-class Watched(Generic[RowT]):
-    """The rows of one kind, by name."""
+class Namespace:
+    """The objects of one data root; `owners` are the kinds of its sandboxes, once it is open."""
 
     def __init__(
-        self, api: ApiServer, path: str, selector: str, read: Callable[[Json], RowT]
+        self, config: KubernetesConfig, api: ApiServer, instance: str, tasks: TaskGroup
     ) -> None:
-        self._api = api
-        self._path = path
-        self._selector = selector
-        self._read = read
-        self.rows: dict[str, RowT] = {}
-        self._versions: dict[str, int] = {}
-        # By uid: what we have deleted, and an event may still show.
-        self._deleted: dict[str, None] = {}
-        self._changed = anyio.Event()
+        self.config = config
+        self.api = api
+        self.tasks = tasks
+        self.owners: tuple[Kind, ...] = ()
+        self._instance = instance
+        self._rows: dict[Kind, dict[str, Row]] = {}
+        self._listed: set[Kind] = set()
+        self._examine: Callable[[Json], Row] = Row.of
         self._failed: OperatorError | None = None
-        self._known = False
+        self._changed = anyio.Event()
+        self._opening = anyio.Lock()
 
-    async def run(self) -> None:
-        """Keep the rows as they are in the cluster, until cancelled."""
-        wait_s = _AGAIN_S
-        version = ""
-        while True:
-            try:
-                version = version or await self._list()
-                async for event in self._api.watch(
-                    self._path, version, labelSelector=self._selector
-                ):
-                    version = event["object"]["metadata"]["resourceVersion"]
-                    if event["type"] != "BOOKMARK":
-                        self._take(event["type"], event["object"])
-                    wait_s = _AGAIN_S
-            except Refused as exc:
-                # The version is too old, or something is wrong with it: list anew.
-                logger.info("the watch of %s begins anew: %s", self._path, exc)
-                version = ""
-                if exc.status == _GONE:
-                    continue
-            except (httpx.HTTPError, OSError) as exc:
-                logger.warning("the watch of %s was cut off: %r", self._path, exc)
-            except OperatorError as exc:
-                self._failed = exc
-                self._tell()
-            await anyio.sleep(wait_s)
-            wait_s = min(2 * wait_s, _MOST_AGAIN_S)
+    async def open(self, examine: Callable[[Json], Row]) -> None:
+        """Return when all is known; watch from the first call on. `examine` reads pods.
 
-    async def _list(self) -> str:
-        names, version = set[str](), ""
-        # One chunk at a time is in memory: an object is ten times its row.
-        async for page, as_of in self._api.pages(self._path, labelSelector=self._selector):
-            version = as_of
-            names.update(each["metadata"]["name"] for each in page)
-            for each in page:
-                self._take("MODIFIED", each)
-        for name in self.rows.keys() - names:
-            del self.rows[name]
-        self._known, self._failed = True, None
-        self._tell()
-        return version
-
-    def _take(self, kind: str, found: Json) -> None:
-        metadata = found["metadata"]
-        name, uid, version = metadata["name"], metadata["uid"], _number(metadata)
-        known = self.rows.get(name)
-        if kind == "DELETED":
-            if known is None or known.uid == uid:
-                self.rows.pop(name, None)
-                self._versions.pop(name, None)
-        elif uid not in self._deleted and version >= self._versions.get(name, 0):
-            self.rows[name] = self._read(found)
-            self._versions[name] = version
-        self._tell()
-
-    def learn(self, found: Json) -> RowT:
-        """Take what a request of our own answered."""
-        self._take("MODIFIED", found)
-        return self.rows.get(found["metadata"]["name"]) or self._read(found)
-
-    def forget(self, name: str) -> None:
-        """Take away what a request of our own deleted."""
-        row = self.rows.pop(name, None)
-        self._versions.pop(name, None)
-        if row:
-            self._deleted[row.uid] = None
-            while len(self._deleted) > _FORGOTTEN:
-                del self._deleted[next(iter(self._deleted))]
-        self._tell()
-
-    async def all(self) -> Mapping[str, RowT]:
-        """Return all rows, as soon as they are known. Raises BackendUnavailable."""
-        while not self._known:
+        Raises BackendUnavailable.
+        """
+        async with self._opening:
+            if not self._rows:
+                self.owners, self._examine = await self._choose_owners(), examine
+                for kind in {*self.owners, POD}:
+                    self._rows[kind] = {}
+                    self.tasks.start_soon(self._follow, kind)
+        while self._listed != self._rows.keys():
             if self._failed:
                 raise BackendUnavailable(str(self._failed)) from self._failed
             await self._changed.wait()
-        return self.rows
+
+    @property
+    def pods(self) -> Mapping[str, Row]:
+        """All pods, by the names of their sandboxes."""
+        return self._rows[POD]
+
+    @property
+    def sandboxes(self) -> Iterator[Row]:
+        return (row for kind in self.owners for row in list(self._rows[kind].values()))
+
+    def kind_of(self, name: str) -> Kind:
+        """Return of which kind the sandbox of that name is."""
+        return CLAIM if name.startswith(f"{WARM}-") else self.owners[0]
+
+    async def _choose_owners(self) -> tuple[Kind, ...]:
+        if self.config.objects != "pod" and await self._serves(SANDBOX):
+            pooled = self.config.warm_pool and await self._serves(CLAIM)
+            return (SANDBOX, CLAIM) if pooled else (SANDBOX,)
+        return (VOLUME if self.config.storage == "volume" else POD,)
+
+    async def _serves(self, kind: Kind) -> bool:
+        try:
+            group = await self.api.call("GET", f"/apis/{kind.group}")
+        except Refused as exc:
+            if exc.status != 404:
+                raise
+            group = {}
+        served = sorted(each["version"] for each in group.get("versions", []))
+        if kind.version in served:
+            return True
+        if served or self.config.objects == "sandbox" or kind is CLAIM:
+            found = f"serves {kind.group} {', '.join(served)}" if served else "lacks it"
+            raise BackendUnavailable(
+                f"{kind.name} objects need {kind.api_version}, and this cluster {found}: install "
+                "agent-sandbox 0.5 or newer with its extensions, or set kubernetes.objects to pod"
+            )
+        return False
+
+    async def _follow(self, kind: Kind) -> None:
+        """Keep the rows of a kind as they are in the cluster, until cancelled."""
+        wait_s, version = _AGAIN_S, ""
+        # A claim cannot give pods a label.
+        pooled = kind is POD and CLAIM in self.owners
+        selector = f"app={APP['app']}" if pooled else f"{INSTANCE}={self._instance}"
+        while True:
+            try:
+                version = version or await self._list(kind, selector)
+                async for event in self.api.watch(kind, version, labelSelector=selector):
+                    version = event["object"]["metadata"]["resourceVersion"]
+                    if event["type"] != "BOOKMARK":
+                        self._take(kind, event["type"], event["object"])
+                    wait_s = _AGAIN_S
+            except Refused as exc:
+                # The version is too old, or something is wrong with it: list anew.
+                logger.info("the watch of %s begins anew: %s", kind.plural, exc)
+                version = ""
+                if exc.status == _GONE:
+                    continue
+            except OperatorError as exc:
+                logger.warning("the watch of %s goes on later: %s", kind.plural, exc)
+                self._failed = exc
+                self._tell()
+            await anyio.sleep(wait_s * random.uniform(0.5, 1.0))  # noqa: S311 - no secret
+            wait_s = min(2 * wait_s, _MOST_AGAIN_S)
+
+    async def _list(self, kind: Kind, selector: str) -> str:
+        found, version = await self.api.list_all(kind, labelSelector=selector)
+        uids = {each["metadata"]["uid"] for each in found}
+        rows = self._rows[kind]
+        for name in [name for name, row in rows.items() if row.uid not in uids]:
+            del rows[name]
+        for each in found:
+            self._take(kind, "MODIFIED", each)
+        self._listed.add(kind)
+        self._failed = None
+        self._tell()
+        return version
+
+    def _take(self, kind: Kind, event: str, found: Json) -> None:
+        rows, row = self._rows[kind], self._read(kind, found)
+        if row is None:
+            return
+        name = row.annotations.get(NAME, row.name)
+        known = rows.get(name)
+        if event != "DELETED":
+            rows[name] = row
+        elif known and known.uid == row.uid:
+            del rows[name]
+        self._tell()
+
+    def _read(self, kind: Kind, found: Json) -> Row | None:
+        """Return the row of an object; None for one of another data root."""
+        metadata = found["metadata"]
+        told = (metadata.get(part, {}).get(INSTANCE) for part in ("labels", "annotations"))
+        if self._instance not in told:
+            return None
+        return self._examine(found) if kind is POD else Row.of(found)
 
     def _tell(self) -> None:
         self._changed.set()
         self._changed = anyio.Event()
 
-    async def change(self) -> None:
-        """Wait until anything has changed."""
-        await self._changed.wait()
+    async def sandbox(self, name: str) -> Row:
+        """Return a sandbox of ours. Raises SandboxGone."""
+        kind = self.kind_of(name)
+        row = self._rows[kind].get(name)
+        if row is None:
+            # Another server may have made it just now.
+            with suppress(Refused):
+                row = self._read(kind, await self.api.get(kind, name))
+        if row is None or row.ending:
+            raise make_gone_error(SandboxId(name))
+        return row
 
+    async def until(self, look: Callable[[], Found | None], within_s: float) -> Found | None:
+        """Return what `look` returns as soon as that is not None; None after the time."""
+        with anyio.move_on_after(within_s):
+            while (found := look()) is None:
+                await self._changed.wait()
+            return found
+        return look()
 
-def _number(metadata: Json) -> int:
-    text = str(metadata.get("resourceVersion", ""))
-    return int(text) if text.isdecimal() else 0
+    async def wait_for(self, name: str, settled: Callable[[Row], bool]) -> None:
+        """Wait a while until the watch has told of our own change of a sandbox, or of its end."""
+        rows = self._rows[self.kind_of(name)]
+        with anyio.move_on_after(_SEEN_S):
+            while (row := rows.get(name)) and not settled(row):
+                await self._changed.wait()
+
+    async def explain_wait(self, name: str, pod: Row | None, image: str) -> OperatorError:
+        """Return the error for a pod that does not begin to run."""
+        if pod and pod.reason in NEVER:
+            return ImageMissing(
+                f"the image {image} cannot be run ({pod.reason}: {pod.message.strip()}): push it "
+                "where the cluster finds it, set kubernetes.image, or add imagePullSecrets to "
+                "kubernetes.template"
+            )
+        why = [f"{pod.reason}: {pod.message}"] if pod and pod.reason else []
+        with suppress(OperatorError):
+            if not (pod or self.kind_of(name) in (POD, VOLUME)):
+                # Its controller could not make the pod, and says why.
+                found = await self.api.get(self.kind_of(name), name)
+                told = found.get("status", {}).get("conditions", [])
+                why += filter(None, (each.get("message") for each in told))
+            events, _ = await self.api.list_all(EVENT, fieldSelector=f"involvedObject.name={name}")
+            said = (str(each["message"]) for each in events if each.get("type") == "Warning")
+            why = why or list(said)[-1:]
+        return CapacityReached(
+            f"the cluster started no pod within {self.config.start_timeout:g} s "
+            f"({'; '.join(why) or 'it gave no reason'}): make room, or call again later"
+        )
