@@ -115,9 +115,11 @@ def configured(name: str, data_dir: Path) -> Config:
         where: BackendName = "e2b" if name == "e2b" else "unsafe-local"
         store = rclone.shared().settings(prefix=f"at{hashlib.sha256(bytes(data_dir)).hexdigest()}")
         return Config(data_dir=data_dir, backend=where, storage=store)
-    if name == "kubernetes":
+    if name.startswith("kubernetes"):
         own = os.environ.get("MCP_SANDBOX_KUBERNETES__SECCOMP_PROFILE", "")
-        return in_cluster(data_dir, seccomp_profile=own if IN_A_REAL_CLUSTER else PROFILE)
+        storage = "backups" if name.endswith("backups") else "volume"
+        profile = own if IN_A_REAL_CLUSTER else PROFILE
+        return in_cluster(data_dir, seccomp_profile=profile, storage=storage)
     runtime = "runsc" if name == "docker-runsc" else ""
     image = os.environ.get("MCP_SANDBOX_DOCKER__IMAGE", DockerConfig().image)
     docker = DockerConfig(runtime=runtime, image=image)

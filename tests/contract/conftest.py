@@ -117,7 +117,8 @@ ABOUT_MOUNTS = {
     "test_each_new_chat_gets_a_warm_sandbox_of_its_own",
     "test_files_come_back_as_they_were",
 }
-# E2B pauses what nobody holds, after a time that is not less than a minute.
+# E2B pauses what nobody holds, after a time that is not less than a minute; a pod with unsaved
+# files waits for a day.
 ABOUT_IDLENESS = {"test_a_sandbox_that_nobody_uses_ends_itself"}
 # gVisor's kernel is a program of the host: these keep every core busy, also while it is removed.
 BUSY_UNDER_GVISOR = {
@@ -136,6 +137,8 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         "holding": name in EVERYWHERE - ABOUT_MOUNTS or module == "test_backend",
         "e2b": name in EVERYWHERE - ABOUT_MOUNTS - ABOUT_IDLENESS or module == "test_backend",
         "kubernetes": name in EVERYWHERE - ABOUT_MOUNTS or module == "test_backend",
+        "kubernetes-backups": name in EVERYWHERE - ABOUT_MOUNTS - ABOUT_IDLENESS
+        or module == "test_backend",
         "docker": on_every_kernel or module not in ONCE,
         "docker-runsc": on_every_kernel,
         "unsafe-local": name in EVERYWHERE or module == "test_backend",
@@ -152,7 +155,10 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         *PLACES,
         pytest.param("holding", marks=(pytest.mark.bubblewrap, pytest.mark.s3)),
         pytest.param("e2b", marks=(pytest.mark.bubblewrap, pytest.mark.s3, pytest.mark.e2b)),
-        pytest.param("kubernetes", marks=[getattr(pytest.mark, each) for each in CLUSTER]),
+        *(
+            pytest.param(name, marks=[getattr(pytest.mark, each) for each in CLUSTER])
+            for name in ("kubernetes", "kubernetes-backups")
+        ),
     ],
     scope="module",
 )
@@ -167,7 +173,7 @@ def backend_name(
             stack.enter_context(holding_files())
         if name == "e2b":
             stack.enter_context(serving(machines))
-        if name == "kubernetes":
+        if name.startswith("kubernetes"):
             request.getfixturevalue("cluster")
         yield name
 

@@ -1,0 +1,221 @@
+"""Sandboxes whose files are in their pods alone, and such that wait in a warm pool."""
+
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import anyio
+import pytest
+import yaml
+from pydantic import ValidationError
+
+from mcp_sandbox.app.chats import open_backend, open_manager
+from mcp_sandbox.cli.setup import manifests
+from mcp_sandbox.config import Config, KubernetesConfig
+from mcp_sandbox.doctor.machine import examine_cluster
+from mcp_sandbox.errors import BackendUnavailable, CapacityReached, SandboxGone
+from mcp_sandbox.models import ChatId
+from mcp_sandbox.sessions.manager import SessionManager
+from tests.conftest import in_cluster
+from tests.kubernetes.cluster import Cluster
+
+CHAT = ChatId("tester", "backed-up")
+POOL = "warm"
+
+
+@pytest.fixture(params=["pods", "sandboxes"])
+def kind(request: pytest.FixtureRequest, fake: Cluster) -> str:
+    """Both kinds of objects."""
+    fake.has_sandboxes = ["v1beta1"] if request.param == "sandboxes" else []
+    kind: str = request.param
+    return kind
+
+
+@asynccontextmanager
+async def manager_on(data_root: Path, **given: object) -> AsyncGenerator[SessionManager]:
+    async with open_manager(in_cluster(data_root, storage="backups", **given)) as manager:
+        yield manager
+
+
+async def test_what_was_saved_is_in_the_next_pod(kind: str, fake: Cluster, data_root: Path) -> None:
+    async with manager_on(data_root) as manager:
+        session = await manager.session(CHAT)
+        await session.exec("echo saved > file; echo home > ~/note")
+        (name,) = fake.names("pods")
+        assert not fake.names("persistentvolumeclaims")
+        await manager.stop(CHAT)
+        await anyio.to_thread.run_sync(fake.wait_until_empty)
+        session = await manager.session(CHAT)
+        assert (await session.exec("cat file ~/note")).stdout == "saved\nhome\n"
+        assert len(fake.names("pods")) == 1
+
+
+async def test_a_pod_that_was_evicted_is_followed_by_one_with_the_last_backup(
+    kind: str, fake: Cluster, data_root: Path
+) -> None:
+    async with manager_on(data_root) as manager:
+        session = await manager.session(CHAT)
+        await session.exec("echo saved > file")
+        assert manager.saving
+        await manager.saving.save(CHAT)
+        await session.exec("echo later > file")
+        (name,) = fake.names("pods")
+        fake.do(fake.node.end_pod, name, "Evicted")
+        with suppress(SandboxGone):
+            await session.exec("true")
+        told = await session.exec("cat file")
+        assert told.stdout == "saved\n"
+        assert len(fake.names("pods")) == 1
+
+
+async def test_one_that_another_server_left_is_found_with_its_files(
+    kind: str, fake: Cluster, data_root: Path
+) -> None:
+    config = in_cluster(data_root, storage="backups")
+    async with open_manager(config) as manager:
+        await (await manager.session(CHAT)).exec("echo unsaved > file")
+        (name,) = fake.names("pods")
+        async with open_backend("kubernetes", config) as other:
+            (info,) = await other.running()
+            fake.away.set()
+            # It may have the only copy of files, so it must not be taken for one that has ended.
+            with pytest.raises(BackendUnavailable):
+                await other.attach(info.id)
+            fake.away.clear()
+            # To end its pod would lose what it has.
+            assert not await (await other.attach(info.id)).pause()
+            assert fake.names("pods") == [name]
+
+
+async def test_a_paused_chat_is_saved_and_comes_back(
+    kind: str, fake: Cluster, data_root: Path
+) -> None:
+    async with manager_on(data_root) as manager:
+        session = await manager.session(CHAT)
+        await session.exec("echo kept > file")
+        await manager.pause(CHAT)
+        assert fake.names("pods") == []
+        await manager.resume(CHAT)
+        assert (await session.exec("cat file")).stdout == "kept\n"
+
+
+def test_a_warm_pool_needs_files_in_the_pod() -> None:
+    for given in ({}, {"storage": "backups", "objects": "pod"}):
+        with pytest.raises(ValidationError, match=r"warm_pool needs kubernetes.storage: backups"):
+            KubernetesConfig.model_validate({"warm_pool": POOL, **given})
+
+
+def configured(data_root: Path, **given: object) -> Config:
+    return in_cluster(data_root, storage="backups", warm_pool=POOL, **given)
+
+
+SetUp = Callable[..., Awaitable[None]]
+
+
+@pytest.fixture
+def set_up(fake: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> SetUp:
+    """Apply what is printed of the pool."""
+    fake.has_sandboxes = ["v1beta1"]
+
+    def apply(config: Config, warm: int) -> None:
+        file, settings = tmp_path / "config.yaml", config.kubernetes.model_dump(mode="json")
+        file.write_text(yaml.safe_dump({"backend": "kubernetes", "kubernetes": settings}))
+        manifests(warm=warm, config=file)
+        for each in yaml.safe_load_all(capsys.readouterr().out):
+            if each["kind"] in ("SandboxTemplate", "SandboxWarmPool"):
+                fake.do(fake.store.add, f"{each['kind'].lower()}s", each)
+
+    async def set_up(config: Config, warm: int = 0) -> None:
+        await anyio.to_thread.run_sync(apply, config, warm)
+
+    return set_up
+
+
+async def wait_for_warm(fake: Cluster, count: int = 1) -> list[str]:
+    with anyio.fail_after(20):
+        while True:
+            ready = fake.store.objects["pods"].values()
+            names = [each["metadata"]["name"] for each in ready if each["status"].get("podIP")]
+            if len(names) >= count:
+                return names
+            await anyio.sleep(0.02)
+
+
+async def test_a_new_chat_gets_a_warm_sandbox_and_the_pool_another(
+    fake: Cluster, data_root: Path, set_up: SetUp
+) -> None:
+    config = configured(data_root)
+    await set_up(config, 1)
+    (warm,) = await wait_for_warm(fake)
+    async with open_manager(config) as manager:
+        session = await manager.session(CHAT)
+        assert (await session.exec("echo here > file; cat file")).stdout == "here\n"
+        (claim,) = fake.store.objects["sandboxclaims"].values()
+        assert claim["status"]["sandbox"]["name"] == warm
+        assert not {"env", "volumeClaimTemplates"} & claim["spec"].keys()
+        # Another server finds it by its claim.
+        async with open_backend("kubernetes", config) as other:
+            (info,) = await other.running()
+            assert (await other.attach(info.id)).token
+        await manager.stop(CHAT)
+        assert not fake.names("sandboxclaims")
+        with anyio.fail_after(20):
+            while len(fake.names("pods")) != 1 or fake.names("pods") == [warm]:
+                await anyio.sleep(0.02)
+        session = await manager.session(CHAT)
+        assert (await session.exec("cat file")).stdout == "here\n"
+
+
+@pytest.mark.parametrize("why", ["empty", "outdated", "missing", "other limits"])
+async def test_where_nothing_fits_the_chat_begins_cold(
+    fake: Cluster, data_root: Path, set_up: SetUp, why: str
+) -> None:
+    config = configured(data_root)
+    other = config.model_copy(update={"env": {"A": "b"}}) if why == "other limits" else config
+    made = configured(data_root, image="other/image:1") if why == "outdated" else config
+    if why != "missing":
+        await set_up(made)
+    async with open_manager(other) as manager:
+        assert (await (await manager.session(CHAT)).exec("echo on")).stdout == "on\n"
+        assert len(fake.names("sandboxclaims")) == (why == "empty")
+
+
+async def test_a_warm_sandbox_that_somebody_weakened_is_ended(
+    fake: Cluster, data_root: Path, set_up: SetUp
+) -> None:
+    config = configured(data_root)
+    await set_up(config)
+    news = {"spec": {"podTemplate": {"spec": {"hostNetwork": True}}}}
+    fake.change("sandboxtemplates", POOL, news)
+    async with open_manager(config) as manager:
+        session = await manager.session(CHAT)
+        with pytest.raises(Exception, match="hostNetwork"):
+            await session.exec("true")
+
+
+async def test_a_pool_on_a_full_cluster_is_told_in_time(
+    fake: Cluster, data_root: Path, set_up: SetUp
+) -> None:
+    config = configured(data_root, start_timeout="2s")
+    await set_up(config)
+    async with open_manager(config) as manager:
+        await (await manager.session(ChatId("tester", "first"))).exec("true")
+        fake.node.full = "0/3 nodes are available: insufficient memory"
+        with pytest.raises(CapacityReached, match="insufficient memory"):
+            await (await manager.session(CHAT)).exec("true")
+
+
+async def test_doctor_says_whether_the_pool_is_of_use(
+    fake: Cluster, data_root: Path, set_up: SetUp
+) -> None:
+    config = configured(data_root)
+
+    async def pool() -> tuple[str, str]:
+        (check,) = [each for each in await examine_cluster(config) if each.name == "warm pool"]
+        return check.status, check.found
+
+    status, found = await pool()
+    assert status == "warn"
+    assert "begin cold" in found
+    await set_up(config, 1)
+    assert (await pool())[0] == "ok"
