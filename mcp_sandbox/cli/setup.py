@@ -295,18 +295,21 @@ def manifests(
     The server gets the settings of --config as a ConfigMap: they name files of secrets, and hold
     none.
     """
-    from mcp_sandbox.backends.kubernetes import manifests as cluster_manifests
+    import yaml
+
+    from mcp_sandbox.backends.kubernetes.manifests import Values, write_chart
+    from mcp_sandbox.backends.kubernetes.manifests import manifests as render
 
     text, settings = config.read_text() if config else "backend: kubernetes\n", load(config).config
     if helm:
         numbers = {"chats": chats, "warm": warm}
-        cluster_manifests.write_chart(settings, helm, {"image": image, **numbers, "settings": text})
+        write_chart(settings, helm, {"image": image, **numbers, "settings": text})
         print(f"wrote a chart to {helm}: helm install mcp-sandbox {helm} -n NAMESPACE")
         return
     # Those that try the network, and the server itself, come beside.
     quota = f"{chats + warm + 10}", f"{chats + 1}"
-    values = cluster_manifests.Values(settings.kubernetes.namespace, image, text, *quota, warm)
-    print(cluster_manifests.as_yaml(cluster_manifests.manifests(settings, values)))
+    values = Values(settings.kubernetes.namespace, image, text, *quota, warm)
+    print(yaml.safe_dump_all(render(settings, values), sort_keys=False))
 
 
 @tokens.command()

@@ -19,7 +19,7 @@ import anyio
 
 from mcp_sandbox.app.chats import open_backend
 from mcp_sandbox.backends.kubernetes.backend import KubernetesBackend
-from mcp_sandbox.backends.kubernetes.objects import Made
+from mcp_sandbox.backends.kubernetes.objects import VOLUME, Made
 from mcp_sandbox.backends.runner_copy import runner_digest
 from mcp_sandbox.config import Config, KubernetesConfig
 from mcp_sandbox.models import SandboxSpec
@@ -117,7 +117,7 @@ async def _bodies(data_root: Path, chats: range) -> list[tuple[str, dict[str, An
             spec = _spec(f"chat-{number}")
             made = Made.of(spec, KubernetesConfig().image, runner_digest())
             name = render.name(spec.labels)
-            claim = render.claim(name, made, spec.labels)
+            claim = render.owner(VOLUME, name, made, spec.labels)
             found += [("persistentvolumeclaims", claim), ("pods", render.pod(name, made))]
         return found
 

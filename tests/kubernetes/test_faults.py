@@ -170,6 +170,27 @@ async def test_cut_streams_lose_no_process_and_repeat_no_call(
         assert len(fake.names("pods")) == 1
 
 
+async def test_who_kills_everything_inside_cuts_the_stream_once(
+    fake: Cluster, data_root: Path
+) -> None:
+    async with session_on(data_root) as session:
+        name = pod_of(fake)
+        with pytest.raises(SandboxGone, match="was cut off"):
+            await session.exec("kill -9 -1; echo done")
+        assert (await session.exec("cat file")).stdout == "kept\n"
+        assert pod_of(fake) == name
+
+
+async def test_repositories_and_archives_work_on_a_volume(fake: Cluster, data_root: Path) -> None:
+    async with session_on(data_root) as session:
+        told = await session.exec(
+            "git init -q a && cd a && echo x >y && git add y && git commit -qm x && cd .. && "
+            "git clone -q a b && tar cf t.tar -C b . && mkdir c && tar xf t.tar -C c && "
+            "git -C c status --porcelain && echo clean"
+        )
+        assert told.stdout == "clean\n"
+
+
 @pytest.mark.parametrize(
     "away_s", [1.5, pytest.param(300.0, marks=(pytest.mark.whole, pytest.mark.timeout(400)))]
 )

@@ -1,5 +1,7 @@
 """What an operator asks before there are chats: `doctor`, and the manifests of the server."""
 
+import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from tests.kubernetes import schema
 from tests.kubernetes.cluster import Cluster
 
 
-def printed(capsys: pytest.CaptureFixture[str], config: Path | None = None) -> list[Any]:
+def print_all(capsys: pytest.CaptureFixture[str], config: Path | None = None) -> list[Any]:
     manifests(chats=20, image="registry.example/server:1", config=config)
     return list(yaml.safe_load_all(capsys.readouterr().out))
 
@@ -28,7 +30,7 @@ def of(found: list[Check], name: str) -> Check:
 def test_every_manifest_has_published_fields_and_none_is_for_the_whole_cluster(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    found = printed(capsys)
+    found = print_all(capsys)
     for each in found:
         assert not schema.find_error(each)
         assert each["metadata"]["namespace"] == "sandboxes"
@@ -39,7 +41,7 @@ def test_every_manifest_has_published_fields_and_none_is_for_the_whole_cluster(
 
 
 def test_the_role_has_no_more_than_is_used(capsys: pytest.CaptureFixture[str]) -> None:
-    (role,) = [each for each in printed(capsys) if each["kind"] == "Role"]
+    (role,) = [each for each in print_all(capsys) if each["kind"] == "Role"]
     told = {(rule["apiGroups"][0], rule["resources"][0]): rule["verbs"] for rule in role["rules"]}
     assert told == {key: list(verbs) for key, verbs in RIGHTS.items()}
     assert all("*" not in (*key, *verbs) for key, verbs in told.items())
@@ -50,11 +52,39 @@ def test_the_server_has_the_settings_of_the_file(
 ) -> None:
     file = tmp_path / "config.yaml"
     file.write_text("backend: kubernetes\nkubernetes: {namespace: chats, storage_class: fast}\n")
-    found = {each["kind"]: each for each in printed(capsys, file)}
+    found = {each["kind"]: each for each in print_all(capsys, file)}
     assert found["Deployment"]["metadata"]["namespace"] == "chats"
     assert found["PersistentVolumeClaim"]["spec"]["storageClassName"] == "fast"
     (tmp_path / "again.yaml").write_text(found["ConfigMap"]["data"]["config.yaml"])
     assert load_config(tmp_path / "again.yaml", {}).config.kubernetes.namespace == "chats"
+
+
+def render_chart(folder: Path, namespace: str) -> list[Any]:
+    """What `helm template` makes of the few things that our chart uses."""
+    values = yaml.safe_load((folder / "values.yaml").read_text())
+
+    def fill(found: re.Match[str]) -> str:
+        words, *filters = (each.split() for each in found[1].split("|"))
+        known: dict[str, Any] = {".Release.Namespace": namespace, '"{{"': "{{", "10": 10, "1": 1}
+        known |= {f".Values.{name}": value for name, value in values.items()}
+        given = [known[word] for word in words if word != "add"]
+        value = sum(given) if words[0] == "add" else given[0]
+        return json.dumps(str(value)) if ["quote"] in filters else str(value)
+
+    text = (folder / "templates" / "all.yaml").read_text()
+    return list(yaml.safe_load_all(re.sub(r"\{\{ (.*?) \}\}", fill, text)))
+
+
+def test_the_chart_says_what_is_printed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file, chart = tmp_path / "config.yaml", tmp_path / "chart"
+    pool = "{namespace: chats, storage: backups, warm_pool: warm}"
+    file.write_text(f'backend: kubernetes\nkubernetes: {pool}\nenv: {{A: "b\'s {{c}}"}}\n')
+    printed = print_all(capsys, file)
+    manifests(chats=20, image="registry.example/server:1", config=file, helm=chart)
+    assert yaml.safe_load((chart / "Chart.yaml").read_text())["apiVersion"] == "v2"
+    assert render_chart(chart, "chats") == printed
+    for each in printed:
+        assert not schema.find_error(each)
 
 
 async def test_doctor_runs_code_in_a_pod_and_leaves_nothing(fake: Cluster, tmp_path: Path) -> None:

@@ -99,6 +99,7 @@ class KubernetesBackend:
     def __init__(self, renderer: Renderer, namespace: Namespace) -> None:
         self._config = namespace.config
         self.renderer = renderer
+        self.keeps_paused_files = not renderer.in_pod
         self._space = namespace
         self._api = namespace.api
         self._network = Network(namespace, renderer)

@@ -75,14 +75,14 @@ class Values:
     warm: int | str
 
 
-# What a chart has in their place.
-CHART = Values(
-    "{{ .Release.Namespace }}",
-    "{{ .Values.image | quote }}",
-    "{{ .Values.settings | quote }}",
-    "{{ add .Values.chats .Values.warm 10 | quote }}",
-    "{{ add .Values.chats 1 | quote }}",
-    "{{ .Values.warm }}",
+# What stands in their place until a chart is written.
+_CHART = Values(
+    "<<.Release.Namespace>>",
+    "<<.Values.image | quote>>",
+    "<<.Values.settings | quote>>",
+    "<<add .Values.chats .Values.warm 10 | quote>>",
+    "<<add .Values.chats 1 | quote>>",
+    "<<.Values.warm>>",
 )
 
 
@@ -145,19 +145,16 @@ def manifests(config: Config, values: Values) -> list[Json]:
     return found
 
 
-def as_yaml(found: list[Json]) -> str:
-    """Return objects as YAML; placeholders stand there without quotation marks."""
-    text = str(yaml.safe_dump_all(found, sort_keys=False))
-    return re.sub(r"'(\{\{.*?\}\})'", r"\1", text)
-
-
 def write_chart(config: Config, folder: Path, values: Json) -> None:
     """Write a Helm chart that has these values unless it is given others. Blocks; OSError."""
     about = {"apiVersion": "v2", "name": "mcp-sandbox", "version": __version__}
+    text = yaml.safe_dump_all(manifests(config, _CHART), sort_keys=False)
+    # What looks like a template in the operator's settings is none.
+    text = re.sub("'?<<(.*?)>>'?", r"{{ \1 }}", text.replace("{{", '{{ "{{" }}'))
     (folder / "templates").mkdir(parents=True, exist_ok=True)
-    for name, body in (("Chart.yaml", about), ("values.yaml", values)):
-        (folder / name).write_text(yaml.safe_dump(body, sort_keys=False))
-    (folder / "templates" / "all.yaml").write_text(as_yaml(manifests(config, CHART)))
+    for name, body in (("Chart", about), ("values", values)):
+        (folder / f"{name}.yaml").write_text(yaml.safe_dump(body, sort_keys=False))
+    (folder / "templates" / "all.yaml").write_text(text)
 
 
 def _object(version: str, kind: str) -> Json:

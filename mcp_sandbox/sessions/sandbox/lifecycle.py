@@ -330,9 +330,12 @@ class SandboxLifecycle:
                 "`mcp-sandbox stop`"
             )
         held.close_doors()
-        held.paused = await held.sandbox.pause()
+        try:
+            held.paused = await held.sandbox.pause() or await self._put_away(held)
+        finally:
+            if not held.paused:
+                self._context.start_doors(self._chat, held)
         if not held.paused:
-            self._context.start_doors(self._chat, held)
             backend = self._context.backend.name
             raise Unsupported(
                 f"a sandbox of {backend} cannot be paused: end it with `mcp-sandbox stop`"
@@ -340,6 +343,15 @@ class SandboxLifecycle:
         if self._files.lost_with_sandbox:
             # It is somewhere else, from where no connection outlives a pause for sure.
             await held.runtime.aclose()
+
+    async def _put_away(self, held: OpenSandbox) -> bool:
+        """Save and end one that has its files to itself: to go on, it is made anew. Unsaved."""
+        if not self._files.lost_with_sandbox:
+            return False
+        if not self._files.is_saved(self._chat):
+            await self._files.save_before_end(self._chat, held.runtime)
+        await self._context.backend.destroy(held.sandbox.id)
+        return True
 
     async def resume(self, held: OpenSandbox) -> None:
         """Resume it; if it has ended meanwhile, or has older files, it is `dead` afterwards."""
