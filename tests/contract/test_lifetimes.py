@@ -32,7 +32,10 @@ async def manager(config: Config, clock: SetClock) -> AsyncGenerator[SessionMana
 async def running(config: Config) -> list[str]:
     assert config.backend != "auto"
     async with open_backend(config.backend, config) as backend:
-        return sorted(info.labels["chat"] for info in await backend.running())
+        found = await backend.running()
+        # Where a paused one keeps its files, it costs nothing but these.
+        rests = "paused" if backend.keeps_paused_files else ""
+        return sorted(info.labels["chat"] for info in found if info.state != rests)
 
 
 async def in_a_call(session: Session, meanwhile: Callable[[], Awaitable[None]]) -> str:

@@ -331,7 +331,7 @@ class SandboxLifecycle:
             )
         held.close_doors()
         try:
-            held.paused = await held.sandbox.pause() or await self._put_away(held)
+            held.paused = await held.sandbox.pause() or await self._save_and_end(held)
         finally:
             if not held.paused:
                 self._context.start_doors(self._chat, held)
@@ -344,7 +344,7 @@ class SandboxLifecycle:
             # It is somewhere else, from where no connection outlives a pause for sure.
             await held.runtime.aclose()
 
-    async def _put_away(self, held: OpenSandbox) -> bool:
+    async def _save_and_end(self, held: OpenSandbox) -> bool:
         """Save and end one that has its files to itself: to go on, it is made anew. Unsaved."""
         if not self._files.lost_with_sandbox:
             return False
