@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import anyio
 import typer
 
+from mcp_sandbox import __version__
 from mcp_sandbox.cli.options import (
     AsJson,
     ConfigFile,
@@ -303,13 +304,14 @@ def manifests(
     text, settings = config.read_text() if config else "backend: kubernetes\n", load(config).config
     if helm:
         numbers = {"chats": chats, "warm": warm}
-        write_chart(settings, helm, {"image": image, **numbers, "settings": text})
+        values = {"image": image, **numbers, "settings": text}
+        write_chart(settings, helm, __version__, values)
         print(f"wrote a chart to {helm}: helm install mcp-sandbox {helm} -n NAMESPACE")
         return
     # Those that try the network, and the server itself, come beside.
     quota = f"{chats + warm + 10}", f"{chats + 1}"
-    values = Values(settings.kubernetes.namespace, image, text, *quota, warm)
-    print(yaml.safe_dump_all(render(settings, values), sort_keys=False))
+    given_values = Values(settings.kubernetes.namespace, image, text, *quota, warm)
+    print(yaml.safe_dump_all(render(settings, given_values), sort_keys=False))
 
 
 @tokens.command()

@@ -11,7 +11,6 @@ from typing import Any
 import yaml
 from anyio import to_thread
 
-from mcp_sandbox import __version__
 from mcp_sandbox.backends.kubernetes.client import ApiServer, Refused
 from mcp_sandbox.backends.kubernetes.network import policies
 from mcp_sandbox.backends.kubernetes.objects import APP, SHAPE, USER, WARM_POOL, Made, Renderer
@@ -145,9 +144,9 @@ def manifests(config: Config, values: Values) -> list[Json]:
     return found
 
 
-def write_chart(config: Config, folder: Path, values: Json) -> None:
+def write_chart(config: Config, folder: Path, version: str, values: Json) -> None:
     """Write a Helm chart that has these values unless it is given others. Blocks; OSError."""
-    about = {"apiVersion": "v2", "name": "mcp-sandbox", "version": __version__}
+    about = {"apiVersion": "v2", "name": "mcp-sandbox", "version": version}
     text = yaml.safe_dump_all(manifests(config, _CHART), sort_keys=False)
     # What looks like a template in the operator's settings is none.
     text = re.sub("'?<<(.*?)>>'?", r"{{ \1 }}", text.replace("{{", '{{ "{{" }}'))
