@@ -21,6 +21,7 @@ from mcp_sandbox.sessions.session import Session
 from tests.backends.live import connected, made
 from tests.conftest import in_cluster
 from tests.kubernetes.cluster import Cluster
+from tests.kubernetes.store import Change
 
 CHAT = ChatId("tester", "faults")
 SPEC = replace(SandboxSpec(()), labels={"user": "tester", "chat": "faults"}, idle_s=60)
@@ -168,6 +169,27 @@ async def test_cut_streams_lose_no_process_and_repeat_no_call(
         assert len(lines) == len(set(lines)) >= answered
         assert (await session.exec("kill -0 $(cat pid)")).exit_code == 0
         assert len(fake.names("pods")) == 1
+
+
+async def test_a_server_lost_while_a_pod_begins_again_costs_no_file(
+    kind: str, fake: Cluster, data_root: Path
+) -> None:
+    async with session_on(data_root, start_timeout="5s") as session:
+        name = pod_of(fake)
+        uid = fake.store.objects["pods"][name]["metadata"]["uid"]
+
+        def strike(change: Change) -> None:
+            is_pod = change.plural == "pods" and change.found["metadata"]["uid"] != uid
+            if is_pod and change.found["status"].get("phase") == "Running":
+                fake.away.set()
+
+        await lost(session, lambda: fake.delete("pods", name))
+        fake.store.listeners.append(strike)
+        with pytest.raises(BackendUnavailable, match="call again"):
+            await session.exec("true")
+        fake.store.listeners.remove(strike)
+        fake.away.clear()
+        assert (await session.exec("cat file")).stdout == "kept\n"
 
 
 async def test_who_kills_everything_inside_cuts_the_stream_once(

@@ -20,7 +20,12 @@ from anyio.abc import ByteStream
 
 from mcp_sandbox import models
 from mcp_sandbox.backends.kubernetes.client import POD, ApiServer, Refused
-from mcp_sandbox.backends.kubernetes.exec_stream import ExecFailed, ExecStream, open_exec
+from mcp_sandbox.backends.kubernetes.exec_stream import (
+    ExecFailed,
+    ExecStream,
+    NotListening,
+    open_exec,
+)
 from mcp_sandbox.backends.kubernetes.network import Network
 from mcp_sandbox.backends.kubernetes.objects import (
     CLAIM,
@@ -79,9 +84,12 @@ class KubernetesSandbox:
     facts: models.SandboxFacts
     labels: Mapping[str, str]
     backend: "KubernetesBackend" = field(repr=False)
+    # Its start, or the look whether it listens, has opened a channel.
+    first: ExecStream | None = field(repr=False)
 
     async def open_channel(self) -> ByteStream:
-        return await self.backend.connect(self.id, self.uid)
+        first, self.first = self.first, None
+        return first or await self.backend.connect(self.id, self.uid)
 
     async def pause(self) -> bool:
         return await self.backend.pause(self.id)
@@ -104,8 +112,6 @@ class KubernetesBackend:
         self._api = namespace.api
         self._network = Network(namespace, renderer)
         self._creates = CapacityLimiter(_CREATES_AT_ONCE)
-        # Channels that were opened when a pod was started, by the pod's uid.
-        self._first: dict[str, ExecStream] = {}
         # What leads to each pod, by its uid: a lost node does not cut it off.
         self._streams: dict[str, set[ExecStream]] = {}
         # Why pods were ended here, by uid.
@@ -142,7 +148,11 @@ class KubernetesBackend:
                         await self.destroy(name)
                     raise
         # A server was killed before it could note that it made one.
-        return await self.attach(name)
+        try:
+            return await self.attach(name)
+        except SandboxGone:
+            await self.destroy(name)
+            return await self.create(spec)
 
     async def attach(self, sandbox_id: models.SandboxId) -> KubernetesSandbox:
         await self._open()
@@ -154,30 +164,30 @@ class KubernetesBackend:
                 "its files: put its annotations back, or remove it with `kubectl delete`"
             )
         pod, labels = self._space.pods.get(sandbox_id), _read_labels(owner)
-        if pod and pod.runs and not pod.weaker and await self._is_reached(pod):
-            return self._sandbox(sandbox_id, pod.uid, made, labels)
-        if self.renderer.in_pod:
-            # Its files were nowhere else.
-            raise make_gone_error(sandbox_id)
-        async with self._creates:
-            await self._end_pod(sandbox_id)
-            if self._space.kind_of(sandbox_id) is SANDBOX:
-                template = self.renderer.template(made, sandbox_id)
-                news = {"operatingMode": "Running", "podTemplate": template}
-                await self._api.patch(SANDBOX, sandbox_id, {"spec": news})
-            return await self._start(sandbox_id, made, labels)
+        try:
+            if pod and pod.runs and not pod.weaker:
+                with suppress(NotListening):
+                    stream = await self._relay(pod, _LISTENS_S)
+                    return self._sandbox(sandbox_id, pod.uid, made, labels, stream)
+            if not self.renderer.in_pod:
+                return await self._start_again(sandbox_id, made, labels)
+        except ExecFailed as exc:
+            # What runs in it, and files that nothing else holds, must not go for that.
+            raise BackendUnavailable(f"{exc}; call again in a moment") from exc
+        # Its files were nowhere else.
+        raise make_gone_error(sandbox_id)
 
-    async def _is_reached(self, pod: Row) -> bool:
-        """Return whether its runner listens; raise BackendUnavailable if that cannot be asked."""
-        if pod.uid not in self._first:
-            try:
-                self._first[pod.uid] = await self._relay(pod, _LISTENS_S)
-            except ExecFailed as exc:
-                if not exc.answered:
-                    # What runs in it, and files that nothing else holds, must not go for that.
-                    raise BackendUnavailable(f"{exc}; call again in a moment") from exc
-                return False
-        return True
+    async def _start_again(
+        self, name: models.SandboxId, made: Made, labels: Mapping[str, str]
+    ) -> KubernetesSandbox:
+        """Start a new pod on the volume of a sandbox."""
+        async with self._creates:
+            await self._end_pod(name)
+            if self._space.kind_of(name) is SANDBOX:
+                template = self.renderer.template(made, name)
+                news = {"operatingMode": "Running", "podTemplate": template}
+                await self._api.patch(SANDBOX, name, {"spec": news})
+            return await self._start(name, made, labels)
 
     async def running(self) -> Sequence[models.SandboxInfo]:
         await self._open()
@@ -227,15 +237,10 @@ class KubernetesBackend:
 
     async def connect(self, sandbox_id: models.SandboxId, uid: str) -> ByteStream:
         """Open a byte stream to the runner; raises SandboxGone."""
-        stream = self._first.pop(uid, None)
-        if stream is None:
-            pod = self._space.pods.get(sandbox_id)
-            if pod is None or pod.uid != uid or pod.has_ended:
-                raise make_gone_error(sandbox_id)
-            stream = await self._relay(pod)
-        open_ones = {each for each in self._streams.get(uid, ()) if not each.closed.is_set()}
-        self._streams[uid] = open_ones | {stream}
-        return stream
+        pod = self._space.pods.get(sandbox_id)
+        if pod is None or pod.uid != uid or pod.has_ended:
+            raise make_gone_error(sandbox_id)
+        return await self._relay(pod)
 
     async def ending(
         self, sandbox_id: models.SandboxId, uid: str, within_s: float
@@ -315,7 +320,7 @@ class KubernetesBackend:
             await self._api.post(POD, self.renderer.pod(name, made))
         pod = await self._wait_until_it_runs(name, made)
         try:
-            self._first[pod.uid] = await self._relay(pod, first=True)
+            stream = await self._relay(pod, first=True)
         except ExecFailed as exc:
             rows = self._space.pods
             ended = await self._space.until(lambda: _find_exit(rows.get(name)), _LISTENS_S)
@@ -325,21 +330,29 @@ class KubernetesBackend:
                     "it again with `mcp-sandbox images build`, push it, and set kubernetes.image"
                 ) from exc
             raise
-        return self._sandbox(name, pod.uid, made, labels)
+        return self._sandbox(name, pod.uid, made, labels, stream)
 
     async def _relay(
         self, pod: Row, listens_s: float = _CONNECT_S, *, first: bool = False
     ) -> ExecStream:
         command = relay_command(listens_s, hands_over=first)
         secret = self.renderer.token(pod.uid).hex().encode() + b"\n" if first else b""
-        most_s = _CONNECT_S + listens_s
-        return await open_exec(self._api, self._space.tasks, pod.name, command, secret, most_s)
+        most_s, tasks = _CONNECT_S + listens_s, self._space.tasks
+        stream = await open_exec(self._api, tasks, pod.name, command, secret, most_s)
+        open_ones = {each for each in self._streams.get(pod.uid, ()) if not each.closed.is_set()}
+        self._streams[pod.uid] = open_ones | {stream}
+        return stream
 
     def _sandbox(
-        self, name: models.SandboxId, uid: str, made: Made, labels: Mapping[str, str]
+        self,
+        name: models.SandboxId,
+        uid: str,
+        made: Made,
+        labels: Mapping[str, str],
+        first: ExecStream,
     ) -> KubernetesSandbox:
         facts, token = self.renderer.facts(made), self.renderer.token(uid)
-        return KubernetesSandbox(name, uid, token, facts, labels, self)
+        return KubernetesSandbox(name, uid, token, facts, labels, self, first)
 
     async def _wait_until_it_runs(self, name: str, made: Made) -> Row:
         rows = self._space.pods
@@ -366,8 +379,6 @@ class KubernetesBackend:
         if pod is None:
             return
         self._note_end(pod.uid, "killed")
-        if stream := self._first.pop(pod.uid, None):
-            await stream.aclose()
         await self._api.delete(POD, pod.name)
         uid = pod.uid
 

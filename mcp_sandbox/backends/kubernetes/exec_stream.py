@@ -24,14 +24,17 @@ _CLOSE_S = 2.0
 
 
 class ExecFailed(SandboxGone):
-    """A relay did not reach its runner. `answered`: the relay itself said so, or has ended."""
+    """A relay did not reach its runner."""
 
-    def __init__(self, why: str, *, answered: bool) -> None:
+    def __init__(self, why: str) -> None:
         super().__init__(
             f"the relay in the sandbox did not reach its runner ({why}); the next call tries it "
             "again on the same files"
         )
-        self.answered = answered
+
+
+class NotListening(ExecFailed):
+    """The relay itself said so, or has ended."""
 
 
 class ExecStream(ByteStream):
@@ -119,10 +122,10 @@ async def open_exec(
             await stream.aclose()
         raise
     if stream is None:
-        raise ExecFailed(why, answered=False)
+        raise ExecFailed(why)
     await stream.aclose()
     told = stream.complaint.decode(errors="replace").strip()
-    raise ExecFailed(told or why, answered=stream.ended)
+    raise (NotListening if stream.ended else ExecFailed)(told or why)
 
 
 async def _keep_open(
