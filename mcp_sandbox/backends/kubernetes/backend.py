@@ -8,7 +8,6 @@ attach to it starts a new pod on its files.
 import json
 import logging
 import secrets
-import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -32,7 +31,6 @@ from mcp_sandbox.backends.kubernetes.objects import (
     LABELS,
     NAME,
     SANDBOX,
-    SHAPE,
     VOLUME,
     WARM_POOL,
     Json,
@@ -62,8 +60,6 @@ _CONNECT_S = 20.0
 _LISTENS_S = 3.0
 _CREATES_AT_ONCE = 8
 _GONE_S = 30.0
-_LOOK_AGAIN_S = 60.0
-_MOST_ENDED = 10_000
 # How a program ends that is not our runner, or one of another version.
 _NOT_OURS = (1, 2, 3)
 # Reasons of pods, and of their condition DisruptionTarget.
@@ -114,10 +110,8 @@ class KubernetesBackend:
         self._creates = CapacityLimiter(_CREATES_AT_ONCE)
         # What leads to each pod, by its uid: a lost node does not cut it off.
         self._streams: dict[str, set[ExecStream]] = {}
-        # Why pods were ended here, by uid.
-        self._ended: dict[str, models.Ending] = {}
-        # What the sandboxes of the warm pool are made from, as it says itself.
-        self._shape, self._shape_until_s = "", 0.0
+        # The uids of pods that were ended because they were weaker than asked for.
+        self._weaker: set[str] = set()
 
     async def probe(self) -> str:
         version = (await self._api.call("GET", "/version")).get("gitVersion", "")
@@ -218,11 +212,9 @@ class KubernetesBackend:
             except SandboxGone:
                 return
             kind = self._space.kind_of(sandbox_id)
-            if pod := self._space.pods.get(sandbox_id):
-                self._note_end(pod.uid, "killed")
-                if kind is VOLUME:
-                    # First: a volume stays while a pod has it.
-                    await self._api.delete(POD, pod.name)
+            if kind is VOLUME:
+                # First: a volume stays while a pod has it.
+                await self._api.delete(POD, sandbox_id)
             await self._api.delete(kind, sandbox_id)
             await self._space.wait_for(sandbox_id, lambda row: row.ending)
 
@@ -250,9 +242,12 @@ class KubernetesBackend:
 
         def ended() -> models.Ending | None:
             pod = self._space.pods.get(sandbox_id)
-            if pod is None or pod.uid != uid:
-                return self._ended.get(uid, "deleted")
-            return self._ended.get(uid, _name_ending(pod)) if pod.has_ended else None
+            is_there = pod and pod.uid == uid
+            if pod and is_there and not pod.has_ended:
+                return None
+            if uid in self._weaker:
+                return "changed"
+            return _name_ending(pod) if pod and is_there else "deleted"
 
         return await self._space.until(ended, within_s)
 
@@ -266,15 +261,12 @@ class KubernetesBackend:
         """Return whether the warm pool has sandboxes that are made so."""
         if CLAIM not in self._space.owners:
             return False
-        if time.monotonic() > self._shape_until_s:
-            try:
-                pool = await self._api.get(WARM_POOL, self._config.warm_pool)
-                self._shape = pool["metadata"].get("annotations", {}).get(SHAPE, "")
-            except Refused as exc:
-                logger.warning("sandboxes begin cold: %s", exc)
-                self._shape = ""
-            self._shape_until_s = time.monotonic() + _LOOK_AGAIN_S
-        return self._shape == self.renderer.shape(made)
+        try:
+            pool = await self._api.get(WARM_POOL, self._config.warm_pool)
+        except Refused as exc:
+            logger.warning("sandboxes begin cold: %s", exc)
+            return False
+        return self.renderer.fits(pool, made)
 
     def _examine(self, found: Json) -> Row:
         """Return the row of a pod; end one that is weaker than was asked for, and its streams."""
@@ -284,9 +276,9 @@ class KubernetesBackend:
         if pod.has_ended:
             for stream in self._streams.pop(pod.uid, ()):
                 stream.closed.set()
-        elif pod.weaker and pod.uid not in self._ended:
+        elif pod.weaker and pod.uid not in self._weaker:
             logger.error("pod %s is ended: %s", pod.name, "; ".join(pod.weaker))
-            self._note_end(pod.uid, "changed")
+            self._weaker.add(pod.uid)
             self._space.tasks.start_soon(self._end_weaker, models.SandboxId(name))
         return pod
 
@@ -299,11 +291,6 @@ class KubernetesBackend:
         own, labels = wanted["metadata"]["labels"], found["metadata"].get("labels", {})
         changed = [f"label {key} is changed" for key in own if labels.get(key) != own[key]]
         return changed + find_weaker(wanted["spec"], found["spec"])
-
-    def _note_end(self, uid: str, ending: models.Ending) -> None:
-        self._ended.setdefault(uid, ending)
-        while len(self._ended) > _MOST_ENDED:
-            del self._ended[next(iter(self._ended))]
 
     async def _end_weaker(self, name: models.SandboxId) -> None:
         try:
@@ -378,7 +365,6 @@ class KubernetesBackend:
         pod = rows.get(name)
         if pod is None:
             return
-        self._note_end(pod.uid, "killed")
         await self._api.delete(POD, pod.name)
         uid = pod.uid
 

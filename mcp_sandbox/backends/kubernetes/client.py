@@ -160,16 +160,15 @@ class ApiServer:
     async def get(self, kind: Kind, name: str) -> Json:
         return await self.call("GET", self.path(kind, name))
 
-    async def list_all(self, kind: Kind, **params: str) -> tuple[list[Json], str]:
-        """Return all objects in chunks, and the version of the last chunk."""
-        found: list[Json] = []
+    async def pages(self, kind: Kind, **params: str) -> AsyncGenerator[tuple[list[Json], str]]:
+        """Yield all objects in chunks, each with the version that a watch may begin at."""
         params["limit"] = "500"
         while True:
             answer = await self.call("GET", self.path(kind), params=params)
-            found += answer.get("items") or []
             metadata = answer["metadata"]
+            yield answer.get("items") or [], str(metadata["resourceVersion"])
             if not metadata.get("continue"):
-                return found, str(metadata["resourceVersion"])
+                return
             params["continue"] = metadata["continue"]
 
     async def post(self, kind: Kind, body: Json) -> bool:

@@ -13,7 +13,7 @@ from anyio import to_thread
 
 from mcp_sandbox.backends.kubernetes.client import ApiServer, Refused
 from mcp_sandbox.backends.kubernetes.network import policies
-from mcp_sandbox.backends.kubernetes.objects import APP, SHAPE, USER, WARM_POOL, Made, Renderer
+from mcp_sandbox.backends.kubernetes.objects import APP, USER, WARM_POOL, Made, Renderer
 from mcp_sandbox.backends.kubernetes.verify import read_template
 from mcp_sandbox.backends.runner_copy import runner_digest
 from mcp_sandbox.config import Config, KubernetesConfig
@@ -57,7 +57,7 @@ async def examine_pool(api: ApiServer, config: Config) -> tuple[str, str]:
         pool = await api.get(WARM_POOL, name)
     except Refused as exc:
         return f"{name}: sandboxes begin cold ({exc})", remedy
-    if pool["metadata"].get("annotations", {}).get(SHAPE) != renderer.shape(made):
+    if not renderer.fits(pool, made):
         return f"{name} is made from other settings: sandboxes begin cold", remedy
     return f"{name}: {pool.get('status', {}).get('readyReplicas', 0)} sandboxes are ready", ""
 

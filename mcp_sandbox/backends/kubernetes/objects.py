@@ -41,7 +41,7 @@ INSTANCE, NETWORK = "mcp-sandbox.instance", "mcp-sandbox.network"
 RECORD, SEAL, LABELS, NAME = (
     f"mcp-sandbox.{each}" for each in ("record", "seal", "labels", "name")
 )
-SHAPE = "mcp-sandbox.shape"
+_SHAPE = "mcp-sandbox.shape"
 FILES = "files"
 HOME = "/home/sandbox"
 PATH = f"{HOME}/.local/bin:/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
@@ -176,7 +176,7 @@ class Renderer:
         name = self._config.warm_pool
         template = self.template(made, files=self.files(CLAIM, name))
         metadata = {"name": name, "labels": APP}
-        shape = {**metadata, "annotations": {SHAPE: self.shape(made)}}
+        shape = {**metadata, "annotations": {_SHAPE: self._shape(made)}}
         # The policies are ours: the controller's own would allow the internet.
         spec = {"podTemplate": template, "networkPolicyManagement": "Unmanaged", "service": False}
         size = {"replicas": replicas, "sandboxTemplateRef": {"name": name}}
@@ -185,8 +185,11 @@ class Renderer:
             for kind, of, each in ((TEMPLATE, metadata, spec), (WARM_POOL, shape, size))
         ]
 
-    def shape(self, made: Made) -> str:
-        """Return a digest of the pods of a warm pool whose sandboxes are made so."""
+    def fits(self, pool: Json, made: Made) -> bool:
+        """Return whether the sandboxes of a warm pool are made so."""
+        return bool(pool["metadata"].get("annotations", {}).get(_SHAPE) == self._shape(made))
+
+    def _shape(self, made: Made) -> str:
         template = self.template(made, files=self.files(CLAIM, ""))
         return hashlib.sha256(json.dumps(template, sort_keys=True).encode()).hexdigest()[:16]
 

@@ -42,7 +42,7 @@ _SEEN_S = 5.0
 _AGAIN_S, _MOST_AGAIN_S = 1.0, 15.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Row:
     """What is kept of an object. Of a pod: `reason` it waits or has ended, and whether `weaker`."""
 
@@ -195,13 +195,15 @@ class Namespace:
             wait_s = min(2 * wait_s, _MOST_AGAIN_S)
 
     async def _list(self, kind: Kind, selector: str) -> str:
-        found, version = await self.api.list_all(kind, labelSelector=selector)
-        uids = {each["metadata"]["uid"] for each in found}
-        rows = self._rows[kind]
+        rows, uids, version = self._rows[kind], set[str](), ""
+        # One chunk at a time is in memory: an object is ten times its row.
+        async for page, as_of in self.api.pages(kind, labelSelector=selector):
+            version = as_of
+            for each in page:
+                uids.add(each["metadata"]["uid"])
+                self._take(kind, "MODIFIED", each)
         for name in [name for name, row in rows.items() if row.uid not in uids]:
             del rows[name]
-        for each in found:
-            self._take(kind, "MODIFIED", each)
         self._listed.add(kind)
         self._failed = None
         self._tell()
@@ -254,9 +256,7 @@ class Namespace:
     async def wait_for(self, name: str, settled: Callable[[Row], bool]) -> None:
         """Wait a while until the watch has told of our own change of a sandbox, or of its end."""
         rows = self._rows[self.kind_of(name)]
-        with anyio.move_on_after(_SEEN_S):
-            while (row := rows.get(name)) and not settled(row):
-                await self._changed.wait()
+        await self.until(lambda: name not in rows or settled(rows[name]) or None, _SEEN_S)
 
     async def explain_wait(self, name: str, pod: Row | None, image: str) -> OperatorError:
         """Return the error for a pod that does not begin to run."""
@@ -266,17 +266,19 @@ class Namespace:
                 "where the cluster finds it, set kubernetes.image, or add imagePullSecrets to "
                 "kubernetes.template"
             )
-        why = [f"{pod.reason}: {pod.message}"] if pod and pod.reason else []
+        # Without a message it is a step, such as ContainerCreating; why it lasts is in an event.
+        why = [f"{pod.reason}: {pod.message}"] if pod and pod.message else []
         with suppress(OperatorError):
             if not (pod or self.kind_of(name) in (POD, VOLUME)):
                 # Its controller could not make the pod, and says why.
                 found = await self.api.get(self.kind_of(name), name)
                 told = found.get("status", {}).get("conditions", [])
                 why += filter(None, (each.get("message") for each in told))
-            events, _ = await self.api.list_all(EVENT, fieldSelector=f"involvedObject.name={name}")
-            said = (str(each["message"]) for each in events if each.get("type") == "Warning")
-            why = why or list(said)[-1:]
+            async for page, _ in self.api.pages(EVENT, fieldSelector=f"involvedObject.name={name}"):
+                said = [str(each["message"]) for each in page if each.get("type") == "Warning"]
+                why = why or said[-1:]
+        why = why or [pod.reason if pod and pod.reason else "it gave no reason"]
         return CapacityReached(
             f"the cluster started no pod within {self.config.start_timeout:g} s "
-            f"({'; '.join(why) or 'it gave no reason'}): make room, or call again later"
+            f"({'; '.join(why)}): make room, or call again later"
         )
