@@ -78,8 +78,8 @@ class KubernetesConfig(Section):
     def _pools_hold_no_volumes(self) -> "KubernetesConfig":
         if self.warm_pool and (self.storage != "backups" or self.objects == "pod"):
             raise ValueError(
-                "kubernetes.warm_pool needs kubernetes.storage: backups (a claim with a volume is "
-                "never warm), and objects: sandbox or auto"
+                "write kubernetes.storage: backups, and objects: sandbox or auto, beside "
+                "kubernetes.warm_pool: with a volume no sandbox is warm"
             )
         return self
 

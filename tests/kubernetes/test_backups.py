@@ -11,9 +11,9 @@ from pydantic import ValidationError
 
 from mcp_sandbox.app.chats import open_backend, open_manager
 from mcp_sandbox.cli.setup import manifests
-from mcp_sandbox.config import Config, KubernetesConfig
+from mcp_sandbox.config import Config, KubernetesConfig, StorageConfig
 from mcp_sandbox.doctor.machine import examine_cluster
-from mcp_sandbox.errors import BackendUnavailable, CapacityReached, SandboxGone
+from mcp_sandbox.errors import BackendUnavailable, CapacityReached, ConfigError, SandboxGone
 from mcp_sandbox.models import ChatId
 from mcp_sandbox.sessions.manager import SessionManager
 from tests.conftest import in_cluster
@@ -99,9 +99,17 @@ async def test_a_paused_chat_is_saved_and_comes_back(
         assert (await session.exec("cat file")).stdout == "kept\n"
 
 
+async def test_without_an_object_store_it_is_refused(fake: Cluster, data_root: Path) -> None:
+    config = in_cluster(data_root, storage="backups")
+    config = config.model_copy(update={"storage": StorageConfig()})
+    with pytest.raises(ConfigError, match="storage"):
+        async with open_manager(config):
+            pass
+
+
 def test_a_warm_pool_needs_files_in_the_pod() -> None:
     for given in ({}, {"storage": "backups", "objects": "pod"}):
-        with pytest.raises(ValidationError, match=r"warm_pool needs kubernetes.storage: backups"):
+        with pytest.raises(ValidationError, match=r"write kubernetes.storage: backups"):
             KubernetesConfig.model_validate({"warm_pool": POOL, **given})
 
 
