@@ -80,9 +80,18 @@ async def open_backend(name: BackendName, config: Config) -> AsyncGenerator[Back
         yield E2BBackend(config.e2b, server_folder(config), key.value)
     elif name == "kubernetes":
         from mcp_sandbox.backends.kubernetes.backend import open_kubernetes
+        from mcp_sandbox.storage.objects import KeySource
 
-        size = config.workspace.size_limit
-        async with open_kubernetes(config.kubernetes, server_folder(config), size) as kubernetes:
+        settings, size, shared = config.kubernetes, config.workspace.size_limit, ""
+        if config.fleet.name and not settings.key:
+            raise errors.ConfigError(
+                "kubernetes.key is not set: servers that share chats know each other's sandboxes "
+                "by it; write file:PATH or env:NAME, the same at each"
+            )
+        if settings.key:
+            key = KeySource("kubernetes.key", settings.key, errors.BackendUnavailable)
+            shared = await key.value()
+        async with open_kubernetes(settings, server_folder(config), size, shared) as kubernetes:
             yield kubernetes
     else:
         from mcp_sandbox.backends.bubblewrap.backend import BubblewrapBackend

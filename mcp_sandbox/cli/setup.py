@@ -283,6 +283,7 @@ def _of_a_cluster() -> None:
 def manifests(
     chats: Annotated[int, given("--chats", "N", "How many sandboxes the quota allows.")] = 100,
     warm: Annotated[int, given("--warm", "N", "How many wait in kubernetes.warm_pool.")] = 3,
+    replicas: Annotated[int, given("--replicas", "N", "How many servers, with fleet.redis.")] = 2,
     image: Annotated[
         str, given("--image", "NAME", "The server's image; build images/server with EXTRAS.")
     ] = "mcp-sandbox/server:latest",
@@ -293,8 +294,8 @@ def manifests(
 ) -> None:
     """Print YAML for `kubectl apply -f -`: Role, server, quota, NetworkPolicies and warm pool.
 
-    The server gets the settings of --config as a ConfigMap: they name files of secrets, and hold
-    none.
+    The server gets the settings of --config as a ConfigMap. They hold no secrets, but name some as
+    env:NAME, which come from a Secret mcp-sandbox-server, if there is one.
     """
     import yaml
 
@@ -303,15 +304,15 @@ def manifests(
 
     text, settings = config.read_text() if config else "backend: kubernetes\n", load(config).config
     if helm:
-        numbers = {"chats": chats, "warm": warm}
+        numbers = {"chats": chats, "warm": warm, "replicas": replicas}
         values = {"image": image, **numbers, "settings": text}
         write_chart(settings, helm, __version__, values)
         print(f"wrote a chart to {helm}: helm install mcp-sandbox {helm} -n NAMESPACE")
         return
     # Those that try the network, and the server itself, come beside.
     quota = f"{chats + warm + 10}", f"{chats + 1}"
-    given_values = Values(settings.kubernetes.namespace, image, text, *quota, warm)
-    print(yaml.safe_dump_all(render(settings, given_values), sort_keys=False))
+    named = Values(settings.kubernetes.namespace, image, text, *quota, warm, replicas)
+    print(yaml.safe_dump_all(render(settings, named), sort_keys=False))
 
 
 @tokens.command()

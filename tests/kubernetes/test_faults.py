@@ -394,6 +394,16 @@ async def test_two_servers_share_a_sandbox(kind: str, fake: Cluster, data_root: 
             assert (await runtime.exec("cat file")).stdout == "first\n"
 
 
+async def test_servers_with_one_key_have_the_same_sandboxes(
+    kind: str, fake: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHARED", "a key of tests")
+    one, other = (in_cluster(tmp_path / name, key="env:SHARED") for name in ("one", "other"))
+    async with open_backend("kubernetes", one) as first, made(first, SPEC) as sandbox:
+        async with open_backend("kubernetes", other) as second:
+            assert (await second.attach(sandbox.id)).token == sandbox.token
+
+
 async def test_a_paused_one_has_no_processes_and_keeps_its_files(
     kind: str, fake: Cluster, data_root: Path
 ) -> None:

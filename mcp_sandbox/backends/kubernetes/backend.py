@@ -413,12 +413,15 @@ def _read_key(data_root: Path) -> bytes:
 
 @asynccontextmanager
 async def open_kubernetes(
-    config: KubernetesConfig, data_root: Path, size_bytes: int
+    config: KubernetesConfig, data_root: Path, size_bytes: int, shared_key: str = ""
 ) -> AsyncGenerator[KubernetesBackend]:
-    """Open the backend; its watches and channels end with the block, its sandboxes go on."""
+    """Open the backend; its watches and channels end with the block, its sandboxes go on.
+
+    Servers with the same `shared_key` have the same sandboxes.
+    """
     template = await to_thread.run_sync(read_template, config.template)
     try:
-        key = await to_thread.run_sync(_read_key, data_root)
+        key = shared_key.encode() or await to_thread.run_sync(_read_key, data_root)
     except OSError as exc:
         raise StorageUnavailable(
             f"cannot write to {data_root} ({exc.strerror}): free space there or set data_dir"

@@ -72,6 +72,7 @@ class Values:
     pods: str
     volumes: str
     warm: int | str
+    replicas: int | str
 
 
 # What stands in their place until a chart is written.
@@ -82,6 +83,7 @@ _CHART = Values(
     "<<add .Values.chats .Values.warm 10 | quote>>",
     "<<add .Values.chats 1 | quote>>",
     "<<.Values.warm>>",
+    "<<.Values.replicas>>",
 )
 
 
@@ -124,8 +126,8 @@ def manifests(config: Config, values: Values) -> list[Json]:
             "subjects": [{"kind": "ServiceAccount", "name": NAME, "namespace": values.namespace}],
         },
         {**_object("v1", "ConfigMap"), "data": {"config.yaml": values.settings}},
-        _claim(config.kubernetes),
-        _deployment(own, values.image),
+        *([] if config.fleet.redis else [_claim(config.kubernetes)]),
+        _deployment(own, values, shares=bool(config.fleet.redis)),
         {
             **_object("v1", "Service"),
             "spec": {"selector": own, "ports": [{"port": _PORT, "targetPort": _PORT}]},
@@ -170,17 +172,23 @@ def _claim(config: KubernetesConfig) -> Json:
     return {**_object("v1", "PersistentVolumeClaim"), "spec": spec}
 
 
-def _deployment(labels: Json, image: str) -> Json:
+def _deployment(labels: Json, values: Values, *, shares: bool) -> Json:
+    """Return the server; those that share chats have each a name, an address and files."""
     health = {"httpGet": {"path": "/health", "port": _PORT}, "periodSeconds": 15}
     mounts = {"data": _DATA, "config": "/etc/mcp-sandbox", "tmp": "/tmp"}  # noqa: S108 - its own
+    own = {"MCP_SANDBOX_FLEET__NAME": "metadata.name", "POD_IP": "status.podIP"} if shares else {}
+    url = {"MCP_SANDBOX_FLEET__URL": f"http://$(POD_IP):{_PORT}"} if shares else {}
+    variables = {"HOME": _DATA, "MCP_SANDBOX_DATA_DIR": _DATA, **url}
     container = {
         "name": "server",
-        "image": image,
+        "image": values.image,
         "args": ["serve", "--config", "/etc/mcp-sandbox/config.yaml", "--http", f"0.0.0.0:{_PORT}"],
         "env": [
-            {"name": "HOME", "value": _DATA},
-            {"name": "MCP_SANDBOX_DATA_DIR", "value": _DATA},
+            *({"name": k, "valueFrom": {"fieldRef": {"fieldPath": v}}} for k, v in own.items()),
+            *({"name": name, "value": value} for name, value in variables.items()),
         ],
+        # Keys that the settings name as env:NAME.
+        "envFrom": [{"secretRef": {"name": NAME, "optional": True}}],
         "ports": [{"containerPort": _PORT}],
         "readinessProbe": health,
         "livenessProbe": {**health, "failureThreshold": 8},
@@ -195,6 +203,7 @@ def _deployment(labels: Json, image: str) -> Json:
         },
         "volumeMounts": [{"name": name, "mountPath": path} for name, path in mounts.items()],
     }
+    claim = {"persistentVolumeClaim": {"claimName": NAME}}
     pod = {
         "serviceAccountName": NAME,
         # It answers its calls and saves its chats first.
@@ -208,7 +217,7 @@ def _deployment(labels: Json, image: str) -> Json:
         },
         "containers": [container],
         "volumes": [
-            {"name": "data", "persistentVolumeClaim": {"claimName": NAME}},
+            {"name": "data", **({"emptyDir": {}} if shares else claim)},
             {"name": "config", "configMap": {"name": NAME}},
             {"name": "tmp", "emptyDir": {}},
         ],
@@ -216,9 +225,9 @@ def _deployment(labels: Json, image: str) -> Json:
     return {
         **_object("apps/v1", "Deployment"),
         "spec": {
-            # Its data root is for one at a time.
-            "replicas": 1,
-            "strategy": {"type": "Recreate"},
+            "replicas": values.replicas if shares else 1,
+            # A data root is for one at a time.
+            "strategy": {"type": "RollingUpdate" if shares else "Recreate"},
             "selector": {"matchLabels": labels},
             "template": {"metadata": {"labels": labels}, "spec": pod},
         },
