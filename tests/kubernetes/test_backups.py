@@ -13,7 +13,13 @@ from mcp_sandbox.app.chats import open_backend, open_manager
 from mcp_sandbox.cli.setup import manifests
 from mcp_sandbox.config import Config, KubernetesConfig, StorageConfig
 from mcp_sandbox.doctor.machine import examine_cluster
-from mcp_sandbox.errors import BackendUnavailable, CapacityReached, ConfigError, SandboxGone
+from mcp_sandbox.errors import (
+    BackendUnavailable,
+    CapacityReached,
+    ConfigError,
+    InsecureSandbox,
+    SandboxGone,
+)
 from mcp_sandbox.models import ChatId
 from mcp_sandbox.sessions.manager import SessionManager
 from tests.conftest import in_cluster
@@ -197,8 +203,10 @@ async def test_a_warm_sandbox_that_somebody_weakened_is_ended(
     fake.change("sandboxtemplates", POOL, news)
     async with open_manager(config) as manager:
         session = await manager.session(CHAT)
-        with pytest.raises(Exception, match="hostNetwork"):
+        with pytest.raises(InsecureSandbox, match="hostNetwork"):
             await session.exec("true")
+        await anyio.to_thread.run_sync(fake.wait_until_empty)
+        assert not fake.names("sandboxclaims")
 
 
 async def test_a_pool_on_a_full_cluster_is_told_in_time(

@@ -295,7 +295,8 @@ class KubernetesBackend:
     async def _end_weaker(self, name: models.SandboxId) -> None:
         try:
             if not await self.pause(name):
-                await self._end_pod(name)
+                # Else its controller makes another one from the same.
+                await self.destroy(name)
         except OperatorError as exc:
             logger.error("pod %s could not be ended: %s", name, exc)  # noqa: TRY400 - it says all
 
@@ -310,7 +311,9 @@ class KubernetesBackend:
             stream = await self._relay(pod, first=True)
         except ExecFailed as exc:
             rows = self._space.pods
-            ended = await self._space.until(lambda: _find_exit(rows.get(name)), _LISTENS_S)
+            ended = await self._space.until(
+                lambda: row.exit_code if (row := rows.get(name)) else None, _LISTENS_S
+            )
             if ended in _NOT_OURS:
                 raise ImageMissing(
                     f"the image {made.image} holds another version of the runner, or none: build "
@@ -385,10 +388,6 @@ def _read_labels(owner: Row) -> Mapping[str, str]:
     except ValueError:
         return {}
     return {str(key): str(value) for key, value in found.items()}
-
-
-def _find_exit(pod: Row | None) -> int | None:
-    return pod.exit_code if pod else None
 
 
 def _name_ending(pod: Row) -> models.Ending:
