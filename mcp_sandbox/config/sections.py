@@ -73,7 +73,7 @@ class KubernetesConfig(Section):
         "", "file of a seccomp profile on the nodes; empty = the runtime's default"
     )
     start_timeout: Duration = setting(60.0, "a pod that does not run by then is given up")
-    key: Annotated[str, AfterValidator(_key_source)] = setting(
+    key: KeySource = setting(
         "", "what servers of a fleet know each other's sandboxes by: file:PATH or env:NAME"
     )
 

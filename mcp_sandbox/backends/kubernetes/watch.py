@@ -223,9 +223,8 @@ class Namespace:
 
     def _read(self, kind: Kind, found: Json) -> Row | None:
         """Return the row of an object; None for one of another data root."""
-        metadata = found["metadata"]
-        told = (metadata.get(part, {}).get(INSTANCE) for part in ("labels", "annotations"))
-        if self._instance not in told:
+        metadata, pooled = found["metadata"], kind is POD and CLAIM in self.owners
+        if metadata.get("annotations" if pooled else "labels", {}).get(INSTANCE) != self._instance:
             return None
         return self._examine(found) if kind is POD else Row.of(found)
 
@@ -234,14 +233,22 @@ class Namespace:
         self._changed = anyio.Event()
 
     async def sandbox(self, name: str) -> Row:
-        """Return a sandbox of ours. Raises SandboxGone."""
+        """Return a sandbox of ours. Raises SandboxGone, and BackendUnavailable for another's."""
         kind = self.kind_of(name)
         row = self._rows[kind].get(name)
         if row is None:
             # Another server may have made it just now.
-            with suppress(Refused):
+            try:
                 row = self._read(kind, await self.api.get(kind, name))
-        if row is None or row.ending:
+            except Refused as exc:
+                raise make_gone_error(SandboxId(name)) from exc
+        if row is None:
+            raise BackendUnavailable(
+                f"sandbox {name} is labelled as that of another data root, so it is kept apart "
+                f"with its files: set its label {INSTANCE} to {self._instance}, or remove it with "
+                "`kubectl delete`"
+            )
+        if row.ending:
             raise make_gone_error(SandboxId(name))
         return row
 
