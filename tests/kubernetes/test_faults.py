@@ -120,6 +120,16 @@ async def test_a_pod_deleted_by_hand_is_told_and_its_files_stay(
         assert (await session.exec("cat file")).stdout == "kept\n"
 
 
+async def test_a_pod_deleted_by_force_is_told_though_nothing_cuts_its_stream(
+    fake: Cluster, data_root: Path
+) -> None:
+    async with session_on(data_root) as session:
+        name = pod_of(fake)
+        told = await lost(session, lambda: fake.do(fake.store.drop, "pods", name))
+        assert "somebody deleted it in the cluster" in told
+        assert (await session.exec("cat file")).stdout == "kept\n"
+
+
 async def test_a_chat_whose_claim_is_lost_goes_on_from_its_backup(
     kind: str, fake: Cluster, data_root: Path
 ) -> None:

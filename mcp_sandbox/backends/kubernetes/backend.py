@@ -252,7 +252,7 @@ class KubernetesBackend:
         return await self._space.until(ended, within_s)
 
     async def _open(self) -> None:
-        await self._space.open(self._examine)
+        await self._space.open(self._examine, self._hang_up)
 
     async def _runner(self) -> str:
         return await to_thread.run_sync(runner_digest)
@@ -269,18 +269,19 @@ class KubernetesBackend:
         return self.renderer.fits(pool, made)
 
     def _examine(self, found: Json) -> Row:
-        """Return the row of a pod; end one that is weaker than was asked for, and its streams."""
+        """Return the row of a pod; end one that is weaker than was asked for."""
         notes, pod = found["metadata"].get("annotations", {}), Row.of(found)
         name = notes.get(NAME, pod.name)
         pod = replace(pod, weaker=tuple(self._compare(name, notes, found)))
-        if pod.has_ended:
-            for stream in self._streams.pop(pod.uid, ()):
-                stream.closed.set()
-        elif pod.weaker and pod.uid not in self._weaker:
+        if pod.weaker and not pod.has_ended and pod.uid not in self._weaker:
             logger.error("pod %s is ended: %s", pod.name, "; ".join(pod.weaker))
             self._weaker.add(pod.uid)
             self._space.tasks.start_soon(self._end_weaker, models.SandboxId(name))
         return pod
+
+    def _hang_up(self, uid: str) -> None:
+        for stream in self._streams.pop(uid, ()):
+            stream.closed.set()
 
     def _compare(self, name: str, notes: Mapping[str, str], found: Json) -> list[str]:
         made, kind = self.renderer.read(name, notes), self._space.kind_of(name)

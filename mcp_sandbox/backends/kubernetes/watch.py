@@ -110,18 +110,21 @@ class Namespace:
         self._rows: dict[Kind, dict[str, Row]] = {}
         self._listed: set[Kind] = set()
         self._examine: Callable[[Json], Row] = Row.of
+        self._hang_up: Callable[[str], None] = lambda _: None
         self._failed: OperatorError | None = None
         self._changed = anyio.Event()
         self._opening = anyio.Lock()
 
-    async def open(self, examine: Callable[[Json], Row]) -> None:
-        """Return when all is known; watch from the first call on. `examine` reads pods.
+    async def open(self, examine: Callable[[Json], Row], hang_up: Callable[[str], None]) -> None:
+        """Return when all is known; watch from the first call on.
 
+        `examine` reads pods, `hang_up` is told the uids of those that have ended or are gone.
         Raises BackendUnavailable.
         """
         async with self._opening:
             if not self._rows:
-                self.owners, self._examine = await self._choose_owners(), examine
+                self.owners = await self._choose_owners()
+                self._examine, self._hang_up = examine, hang_up
                 for kind in {*self.owners, POD}:
                     self._rows[kind] = {}
                     self.tasks.start_soon(self._follow, kind)
@@ -203,22 +206,25 @@ class Namespace:
                 uids.add(each["metadata"]["uid"])
                 self._take(kind, "MODIFIED", each)
         for name in [name for name, row in rows.items() if row.uid not in uids]:
-            del rows[name]
+            self._hang_up(rows.pop(name).uid)
         self._listed.add(kind)
         self._failed = None
         self._tell()
         return version
 
     def _take(self, kind: Kind, event: str, found: Json) -> None:
-        rows, row = self._rows[kind], self._read(kind, found)
-        if row is None:
-            return
-        name = row.annotations.get(NAME, row.name)
+        rows, metadata = self._rows[kind], found["metadata"]
+        name = metadata.get("annotations", {}).get(NAME, metadata["name"])
         known = rows.get(name)
         if event != "DELETED":
-            rows[name] = row
-        elif known and known.uid == row.uid:
+            if row := self._read(kind, found):
+                rows[name] = row
+                if row.has_ended:
+                    self._hang_up(row.uid)
+        elif known and known.uid == metadata["uid"]:
+            # It may be there, with a label that is not ours any more.
             del rows[name]
+            self._hang_up(known.uid)
         self._tell()
 
     def _read(self, kind: Kind, found: Json) -> Row | None:
