@@ -180,6 +180,23 @@ async def test_a_new_chat_gets_a_warm_sandbox_and_the_pool_another(
         assert (await session.exec("cat file")).stdout == "here\n"
 
 
+async def test_one_from_a_pool_that_is_not_used_any_more_is_ended_and_followed(
+    fake: Cluster, data_root: Path, set_up: SetUp
+) -> None:
+    config = configured(data_root)
+    await set_up(config, 1)
+    await wait_for_warm(fake)
+    async with open_manager(config) as manager:
+        session = await manager.session(CHAT)
+        await session.exec("echo saved > file")
+        assert manager.saving
+        await manager.saving.save(CHAT)
+        async with open_manager(in_cluster(data_root, storage="backups")) as other:
+            session = await other.session(CHAT)
+            assert (await session.exec("cat file")).stdout == "saved\n"
+        assert not fake.names("sandboxclaims")
+
+
 @pytest.mark.parametrize("why", ["empty", "outdated", "missing", "other limits"])
 async def test_where_nothing_fits_the_chat_begins_cold(
     fake: Cluster, data_root: Path, set_up: SetUp, why: str

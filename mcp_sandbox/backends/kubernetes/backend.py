@@ -61,7 +61,7 @@ _LISTENS_S = 3.0
 _CREATES_AT_ONCE = 8
 _GONE_S = 30.0
 # How a program ends that is not our runner, or one of another version.
-_NOT_OURS = (1, 2, 3)
+_NOT_OURS = (1, 2)
 # Reasons of pods, and of their condition DisruptionTarget.
 _EVICTIONS = {
     *("Evicted", "Preempting", "NodeLost", "NodeShutdown", "Terminated", "NodeAffinity"),

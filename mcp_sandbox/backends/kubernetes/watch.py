@@ -241,9 +241,9 @@ class Namespace:
     async def sandbox(self, name: str) -> Row:
         """Return a sandbox of ours. Raises SandboxGone, and BackendUnavailable for another's."""
         kind = self.kind_of(name)
-        row = self._rows[kind].get(name)
+        row = self._rows.get(kind, {}).get(name)
         if row is None:
-            # Another server may have made it just now.
+            # Another server may have made it just now; or there is no warm pool any more.
             try:
                 row = self._read(kind, await self.api.get(kind, name))
             except Refused as exc:
@@ -268,7 +268,7 @@ class Namespace:
 
     async def wait_for(self, name: str, settled: Callable[[Row], bool]) -> None:
         """Wait a while until the watch has told of our own change of a sandbox, or of its end."""
-        rows = self._rows[self.kind_of(name)]
+        rows = self._rows.get(self.kind_of(name), {})
         await self.until(lambda: name not in rows or settled(rows[name]) or None, _SEEN_S)
 
     async def explain_wait(self, name: str, pod: Row | None, image: str) -> OperatorError:
