@@ -72,16 +72,22 @@ _EVICTIONS = {
 
 @dataclass
 class KubernetesSandbox:
-    """A pod that runs."""
+    """A pod that runs. `first`: its start, or the look whether it listens, opened a channel."""
 
     id: models.SandboxId
-    uid: str
-    token: bytes
-    facts: models.SandboxFacts
+    made: Made
     labels: Mapping[str, str]
     backend: "KubernetesBackend" = field(repr=False)
-    # Its start, or the look whether it listens, has opened a channel.
-    first: ExecStream | None = field(repr=False)
+    uid: str = ""
+    first: ExecStream | None = field(default=None, repr=False)
+
+    @property
+    def token(self) -> bytes:
+        return self.backend.renderer.token(self.uid)
+
+    @property
+    def facts(self) -> models.SandboxFacts:
+        return self.backend.renderer.facts(self.made)
 
     async def open_channel(self) -> ByteStream:
         first, self.first = self.first, None
@@ -136,7 +142,7 @@ class KubernetesBackend:
             await self._network.prepare(made.network)
             if await self._api.post(kind, self.renderer.owner(kind, name, made, spec.labels)):
                 try:
-                    return await self._start(name, made, spec.labels)
+                    return await self._start(KubernetesSandbox(name, made, spec.labels, self))
                 except BaseException:
                     with anyio.CancelScope(shield=True), suppress(OperatorError):
                         await self.destroy(name)
@@ -157,31 +163,30 @@ class KubernetesBackend:
                 f"somebody changed what is noted of sandbox {sandbox_id}, so it is kept apart with "
                 "its files: put its annotations back, or remove it with `kubectl delete`"
             )
-        pod, labels = self._space.pods.get(sandbox_id), _read_labels(owner)
+        pod = self._space.pods.get(sandbox_id)
+        sandbox = KubernetesSandbox(sandbox_id, made, _read_labels(owner), self)
         try:
             if pod and pod.runs and not pod.weaker:
                 with suppress(NotListening):
-                    stream = await self._relay(pod, _LISTENS_S)
-                    return self._sandbox(sandbox_id, pod.uid, made, labels, stream)
+                    sandbox.first, sandbox.uid = await self._relay(pod, _LISTENS_S), pod.uid
+                    return sandbox
             if not self.renderer.in_pod:
-                return await self._start_again(sandbox_id, made, labels)
+                return await self._start_again(sandbox)
         except ExecFailed as exc:
             # What runs in it, and files that nothing else holds, must not go for that.
             raise BackendUnavailable(f"{exc}; call again in a moment") from exc
         # Its files were nowhere else.
         raise make_gone_error(sandbox_id)
 
-    async def _start_again(
-        self, name: models.SandboxId, made: Made, labels: Mapping[str, str]
-    ) -> KubernetesSandbox:
+    async def _start_again(self, sandbox: KubernetesSandbox) -> KubernetesSandbox:
         """Start a new pod on the volume of a sandbox."""
         async with self._creates:
-            await self._end_pod(name)
-            if self._space.kind_of(name) is SANDBOX:
-                template = self.renderer.template(made, name)
+            await self._end_pod(sandbox.id)
+            if self._space.kind_of(sandbox.id) is SANDBOX:
+                template = self.renderer.template(sandbox.made, sandbox.id)
                 news = {"operatingMode": "Running", "podTemplate": template}
-                await self._api.patch(SANDBOX, name, {"spec": news})
-            return await self._start(name, made, labels)
+                await self._api.patch(SANDBOX, sandbox.id, {"spec": news})
+            return await self._start(sandbox)
 
     async def running(self) -> Sequence[models.SandboxInfo]:
         await self._open()
@@ -301,17 +306,15 @@ class KubernetesBackend:
         except OperatorError as exc:
             logger.error("pod %s could not be ended: %s", name, exc)  # noqa: TRY400 - it says all
 
-    async def _start(
-        self, name: models.SandboxId, made: Made, labels: Mapping[str, str]
-    ) -> KubernetesSandbox:
+    async def _start(self, sandbox: KubernetesSandbox) -> KubernetesSandbox:
         """Start the runner in a new pod; is the one of its controller, or ours."""
+        name, made, rows = sandbox.id, sandbox.made, self._space.pods
         if self._space.kind_of(name) is VOLUME:
             await self._api.post(POD, self.renderer.pod(name, made))
         pod = await self._wait_until_it_runs(name, made)
         try:
-            stream = await self._relay(pod, first=True)
+            sandbox.first, sandbox.uid = await self._relay(pod, first=True), pod.uid
         except ExecFailed as exc:
-            rows = self._space.pods
             ended = await self._space.until(
                 lambda: row.exit_code if (row := rows.get(name)) else None, _LISTENS_S
             )
@@ -321,7 +324,7 @@ class KubernetesBackend:
                     "it again with `mcp-sandbox images build`, push it, and set kubernetes.image"
                 ) from exc
             raise
-        return self._sandbox(name, pod.uid, made, labels, stream)
+        return sandbox
 
     async def _relay(
         self, pod: Row, listens_s: float = _CONNECT_S, *, first: bool = False
@@ -333,17 +336,6 @@ class KubernetesBackend:
         open_ones = {each for each in self._streams.get(pod.uid, ()) if not each.closed.is_set()}
         self._streams[pod.uid] = open_ones | {stream}
         return stream
-
-    def _sandbox(
-        self,
-        name: models.SandboxId,
-        uid: str,
-        made: Made,
-        labels: Mapping[str, str],
-        first: ExecStream,
-    ) -> KubernetesSandbox:
-        facts, token = self.renderer.facts(made), self.renderer.token(uid)
-        return KubernetesSandbox(name, uid, token, facts, labels, self, first)
 
     async def _wait_until_it_runs(self, name: str, made: Made) -> Row:
         rows = self._space.pods
