@@ -60,6 +60,7 @@ _CONNECT_S = 20.0
 _LISTENS_S = 3.0
 _CREATES_AT_ONCE = 8
 _GONE_S = 30.0
+_MOST_ENDED = 10_000
 # How a program ends that is not our runner, or one of another version.
 _NOT_OURS = (1, 2)
 # Reasons of pods, and of their condition DisruptionTarget.
@@ -116,8 +117,8 @@ class KubernetesBackend:
         self._creates = CapacityLimiter(_CREATES_AT_ONCE)
         # What leads to each pod, by its uid: a lost node does not cut it off.
         self._streams: dict[str, set[ExecStream]] = {}
-        # The uids of pods that were ended because they were weaker than asked for.
-        self._weaker: set[str] = set()
+        # Why pods were ended here, by uid.
+        self._ended: dict[str, models.Ending] = {}
 
     async def probe(self) -> str:
         version = (await self._api.call("GET", "/version")).get("gitVersion", "")
@@ -217,6 +218,8 @@ class KubernetesBackend:
             except SandboxGone:
                 return
             kind = self._space.kind_of(sandbox_id)
+            if pod := self._space.pods.get(sandbox_id):
+                self._note_end(pod.uid, "killed")
             if kind is VOLUME:
                 # First: a volume stays while a pod has it.
                 await self._api.delete(POD, sandbox_id)
@@ -250,9 +253,7 @@ class KubernetesBackend:
             is_there = pod and pod.uid == uid
             if pod and is_there and not pod.has_ended:
                 return None
-            if uid in self._weaker:
-                return "changed"
-            return _name_ending(pod) if pod and is_there else "deleted"
+            return self._ended.get(uid) or (_name_ending(pod) if pod and is_there else "deleted")
 
         return await self._space.until(ended, within_s)
 
@@ -278,11 +279,16 @@ class KubernetesBackend:
         notes, pod = found["metadata"].get("annotations", {}), Row.of(found)
         name = notes.get(NAME, pod.name)
         pod = replace(pod, weaker=tuple(self._compare(name, notes, found)))
-        if pod.weaker and not pod.has_ended and pod.uid not in self._weaker:
+        if pod.weaker and not pod.has_ended and pod.uid not in self._ended:
             logger.error("pod %s is ended: %s", pod.name, "; ".join(pod.weaker))
-            self._weaker.add(pod.uid)
+            self._note_end(pod.uid, "changed")
             self._space.tasks.start_soon(self._end_weaker, models.SandboxId(name))
         return pod
+
+    def _note_end(self, uid: str, ending: models.Ending) -> None:
+        self._ended.setdefault(uid, ending)
+        while len(self._ended) > _MOST_ENDED:
+            del self._ended[next(iter(self._ended))]
 
     def _hang_up(self, uid: str) -> None:
         for stream in self._streams.pop(uid, ()):
@@ -361,6 +367,7 @@ class KubernetesBackend:
         pod = rows.get(name)
         if pod is None:
             return
+        self._note_end(pod.uid, "killed")
         await self._api.delete(POD, pod.name)
         uid = pod.uid
 
