@@ -39,6 +39,8 @@ _CONNECT_S = 10.0
 _A_SECOND, _BURST_S = 20, 1.0
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.2, 10.0
 _LOOK_AGAIN_S = 0.2
+# Small, for what a chunk was read from stays among what is kept of it.
+_CHUNK = "250"
 _MESSAGE_BYTES = 1 << 20
 # What a pod says waits here until it is read; then the cluster waits.
 _MESSAGES = 16
@@ -162,7 +164,7 @@ class ApiServer:
 
     async def pages(self, kind: Kind, **params: str) -> AsyncGenerator[tuple[list[Json], str]]:
         """Yield all objects in chunks, each with the version that a watch may begin at."""
-        params["limit"] = "500"
+        params["limit"] = _CHUNK
         while True:
             answer = await self.call("GET", self.path(kind), params=params)
             metadata = answer["metadata"]

@@ -8,7 +8,7 @@ import random
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import anyio
@@ -19,8 +19,11 @@ from mcp_sandbox.backends.kubernetes.objects import (
     APP,
     CLAIM,
     INSTANCE,
+    LABELS,
     NAME,
+    RECORD,
     SANDBOX,
+    SEAL,
     VOLUME,
 )
 from mcp_sandbox.backends.sandbox_records import make_gone_error
@@ -40,6 +43,7 @@ WARM = "mcw"
 _GONE = 410
 _SEEN_S = 5.0
 _AGAIN_S, _MOST_AGAIN_S = 1.0, 15.0
+_NOTHING: Mapping[str, str] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +65,7 @@ class Row:
     def of(cls, found: Json) -> "Row":
         """Return the row of an object."""
         metadata, status = found["metadata"], found.get("status", {})
+        notes = metadata.get("annotations", {})
         (own, *_) = status.get("containerStatuses") or [{}]
         state = own.get("state", {})
         ended, waits = state.get("terminated", {}), state.get("waiting", {})
@@ -75,12 +80,12 @@ class Row:
             metadata["uid"],
             # Most sandboxes are made from the same.
             {
-                key: sys.intern(value)
-                for key, value in metadata.get("annotations", {}).items()
-                if key.startswith("mcp-sandbox.")
+                key: sys.intern(notes[key]) if key == RECORD else notes[key]
+                for key in (RECORD, SEAL, LABELS)
+                if key in notes
             },
             "deletionTimestamp" in metadata,
-            status.get("phase", "Pending"),
+            sys.intern(status.get("phase", "Pending")),
             conditions.get("Ready", {}).get("status") == "True",
             says.get("reason") or "",
             says.get("message") or "",
@@ -232,7 +237,10 @@ class Namespace:
         metadata, pooled = found["metadata"], kind is POD and CLAIM in self.owners
         if metadata.get("annotations" if pooled else "labels", {}).get(INSTANCE) != self._instance:
             return None
-        return self._examine(found) if kind is POD else Row.of(found)
+        if kind is not POD:
+            return Row.of(found)
+        row = self._examine(found)
+        return row if POD in self.owners else replace(row, annotations=_NOTHING)
 
     def _tell(self) -> None:
         self._changed.set()
