@@ -331,7 +331,13 @@ class SandboxLifecycle:
             )
         held.close_doors()
         try:
-            held.paused = await held.sandbox.pause() or await self._save_and_end(held)
+            held.paused = await held.sandbox.pause()
+            if not held.paused and self._files.lost_with_sandbox:
+                # It has its files to itself: to go on, it is made anew from what is saved.
+                if not self._files.is_saved(self._chat):
+                    await self._files.save_before_end(self._chat, held.runtime)
+                await self._context.backend.destroy(held.sandbox.id)
+                held.paused = True
         finally:
             if not held.paused:
                 self._context.start_doors(self._chat, held)
@@ -343,15 +349,6 @@ class SandboxLifecycle:
         if self._files.lost_with_sandbox:
             # It is somewhere else, from where no connection outlives a pause for sure.
             await held.runtime.aclose()
-
-    async def _save_and_end(self, held: OpenSandbox) -> bool:
-        """Save and end one that has its files to itself: to go on, it is made anew. Unsaved."""
-        if not self._files.lost_with_sandbox:
-            return False
-        if not self._files.is_saved(self._chat):
-            await self._files.save_before_end(self._chat, held.runtime)
-        await self._context.backend.destroy(held.sandbox.id)
-        return True
 
     async def resume(self, held: OpenSandbox) -> None:
         """Resume it; if it has ended meanwhile, or has older files, it is `dead` afterwards."""
