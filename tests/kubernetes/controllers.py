@@ -62,10 +62,8 @@ class Controllers:
             template["spec"]["volumes"] += spec["podTemplate"]["spec"].get("volumes", [])
             template["metadata"]["labels"]["agents.x-k8s.io/sandbox-name-hash"] = "h"
             self._make("pods", name, template, sandbox)
-        is_ready = bool(pod and pod["status"].get("podIP")) and "deletionTimestamp" not in (
-            pod or {}
-        ).get("metadata", {})
-        self._tell("sandboxes", name, {"type": "Ready", "status": str(is_ready)})
+        is_ready = pod and pod["status"].get("podIP") and "deletionTimestamp" not in pod["metadata"]
+        self._tell("sandboxes", name, {"type": "Ready", "status": str(bool(is_ready))})
 
     def _make(self, plural: str, name: str, body: Json, owner: Json) -> None:
         kind, version = KINDS[plural]

@@ -229,10 +229,7 @@ class Node:
         return made
 
     def _mounts(self, spec: Json, container: Json) -> tuple[list[Mount], dict[str, str]]:
-        hosts = self._folder / "hosts"
-        hosts.write_text("127.0.0.1 localhost\n")
-        hosts.chmod(0o644)
-        mounts, tmpfs = [Mount("/etc/hosts", str(hosts), "bind")], dict[str, str]()
+        mounts, tmpfs = list[Mount](), dict[str, str]()
         volumes = {each["name"]: each for each in spec.get("volumes", [])}
         for mount in container.get("volumeMounts", []):
             path, volume = mount["mountPath"], volumes[mount["name"]]
