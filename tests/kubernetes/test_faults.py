@@ -153,7 +153,7 @@ async def test_a_chat_whose_claim_is_lost_goes_on_from_its_backup(
 
 @pytest.mark.parametrize(
     ("calls", "every_s"),
-    [(40, 0.6), pytest.param(500, 10.0, marks=(pytest.mark.whole, pytest.mark.timeout(300)))],
+    [(24, 0.6), pytest.param(500, 10.0, marks=(pytest.mark.whole, pytest.mark.timeout(300)))],
 )
 async def test_cut_streams_lose_no_process_and_repeat_no_call(
     fake: Cluster, data_root: Path, calls: int, every_s: float
