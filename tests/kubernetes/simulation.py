@@ -21,7 +21,7 @@ from mcp_sandbox.app.chats import open_backend
 from mcp_sandbox.backends.kubernetes.backend import KubernetesBackend
 from mcp_sandbox.backends.kubernetes.objects import VOLUME, Made
 from mcp_sandbox.backends.runner_copy import runner_digest
-from mcp_sandbox.config import Config, KubernetesConfig
+from mcp_sandbox.config import Config, load_config
 from mcp_sandbox.models import SandboxSpec
 from tests.backends.live import connected
 from tests.kubernetes.cluster import Cluster, running
@@ -36,7 +36,8 @@ _HOUR_S = 3600
 
 
 def _configured(data_root: Path) -> Config:
-    return Config(data_dir=data_root, backend="kubernetes", kubernetes=KubernetesConfig())
+    news = {"data_dir": data_root, "backend": "kubernetes"}
+    return load_config().config.model_copy(update=news)
 
 
 class Server:
@@ -93,9 +94,9 @@ async def _make(backend: KubernetesBackend) -> str:
     return (await backend.create(_spec("called"))).id
 
 
-async def _call(backend: KubernetesBackend, name: Any) -> None:
+async def _call(backend: KubernetesBackend, name: Any, calls: int) -> None:
     async with connected(await backend.attach(name)) as runtime:
-        for _ in range(_CALLS):
+        for _ in range(calls):
             assert (await runtime.exec("true")).success
 
 
@@ -110,12 +111,13 @@ def _spec(chat: str) -> SandboxSpec:
 
 async def _bodies(data_root: Path, chats: range) -> list[tuple[str, dict[str, Any]]]:
     """Return the objects of chats that a server of this data root has made before."""
-    async with open_backend("kubernetes", _configured(data_root)) as backend:
+    config = _configured(data_root)
+    async with open_backend("kubernetes", config) as backend:
         assert isinstance(backend, KubernetesBackend)
         render, found = backend.renderer, []
         for number in chats:
             spec = _spec(f"chat-{number}")
-            made = Made.of(spec, KubernetesConfig().image, runner_digest())
+            made = Made.of(spec, config.kubernetes.image, runner_digest())
             name = render.name(spec.labels)
             claim = render.owner(VOLUME, name, made, spec.labels)
             found += [("persistentvolumeclaims", claim), ("pods", render.pod(name, made))]
@@ -158,8 +160,10 @@ class Simulation:
     def _call(self, server: Server) -> None:
         with self._requests("new", "the first chat of a server, with what is asked once"):
             called = server.do("make")
-        with self._requests("calls", f"{_CALLS} calls of a chat (0)"):
-            server.do("call", called)
+        with self._requests("channel", "a channel to a chat, with one call"):
+            server.do("call", called, 1)
+        with self._requests("calls", f"a channel, with {_CALLS} calls (no more)"):
+            server.do("call", called, _CALLS)
         with self._requests("pause", "a chat is suspended and comes back (4)"):
             server.do("pause", called)
 
