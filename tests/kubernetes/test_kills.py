@@ -6,7 +6,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from mcp_sandbox.app.chats import open_manager
+from mcp_sandbox.app.chats import open_backend, open_manager
 from mcp_sandbox.config import Config
 from tests import forked, rclone
 from tests.conftest import in_cluster
@@ -83,6 +83,10 @@ async def test_a_server_killed_at_any_step_leaves_one_sandbox_with_its_files(
 ) -> None:
     fake.has_sandboxes = ["v1beta1"] if kind == "sandboxes" else []
     config = in_cluster(data_root)
+    async with open_backend("kubernetes", config) as backend:
+        # The network has been tried: the pods that follow are the chat's.
+        await backend.probe()
+    await anyio.to_thread.run_sync(fake.wait_until_empty)
     await kill_at(fake, config, what, step)
     # Another data root's chat of the same namespace.
     other = {"name": "mcs-other", "labels": {"app": "mcp-sandbox", "mcp-sandbox.instance": "x"}}
