@@ -79,7 +79,7 @@ class SandboxSession:
 
 @dataclass(frozen=True)
 class Paused:
-    """`keeps_processes` is False where the provider cannot pause: the sandbox has ended then."""
+    """`keeps_processes` is False where the sandbox, or all that ran in it, has ended."""
 
     status: str
     keeps_processes: bool
@@ -439,7 +439,8 @@ async def pause(control: ControlState, row: LiveSession) -> Answer[Paused]:
     if not is_idle:
         raise Busy(f"a call is under way in session {row.id}: pause it when that has ended")
     paused = await control.describe_change(row)
-    return Answer(data=Paused(paused.status, paused.provider_sandbox_id is not None))
+    keeps = manager.keeps_paused_processes and paused.provider_sandbox_id is not None
+    return Answer(data=Paused(paused.status, keeps))
 
 
 @lifecycle.post("/sandbox/{id}/resume")

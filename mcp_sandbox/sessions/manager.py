@@ -88,6 +88,7 @@ class SessionManager:
         self._pool_folder = pool
         # Where the sandboxes live, how they reach allowed hosts, and who saves their files.
         self.backend: BackendName = context.backend.name
+        self.keeps_paused_processes = not context.backend.keeps_paused_files
         self.egress = context.egress
         self.leases = context.leases
         self.saving = context.saving
