@@ -146,7 +146,7 @@ class SandboxFiles(Saving):
         except SandboxGone as exc:
             raise _leave_alone(chat, f"does not answer ({exc})") from exc
         try:
-            has_newest = await self._has_newest(chat, runtime)
+            has_newest = await self._has_newest(chat, sandbox, runtime)
         finally:
             if not has_newest:
                 await runtime.aclose()
@@ -169,16 +169,20 @@ class SandboxFiles(Saving):
             )
         await runtime.files.mark(f"{chat} {self._chats[chat].epoch}")
 
-    async def _has_newest(self, chat: ChatId, runtime: Runtime) -> bool:
+    async def _has_newest(self, chat: ChatId, sandbox: Sandbox, runtime: Runtime) -> bool:
         """Return whether a sandbox has the chat's newest files; older ones are saved as such."""
         noted, one = await runtime.files.mark(), self._chats[chat]
-        whose, _, epoch = noted.mark.partition(" ")
-        if noted.mark == f"{chat} -" or (noted.empty and not noted.mark):
+        record = await self._context.records.get(chat)
+        kept, mark = read_backup(record), noted.mark
+        if not mark and record and record.sandbox_id == sandbox.id:
+            # What ran inside has deleted it with all else.
+            mark = f"{chat} {kept.get('epoch', 0)}"
+        whose, _, epoch = mark.partition(" ")
+        if mark == f"{chat} -" or (noted.empty and not mark):
             # Nothing of the chat has run in it: it was being filled.
             return False
         if whose != str(chat) or not epoch.isdecimal():
             raise _leave_alone(chat, "holds files that are not marked as the chat's")
-        kept = read_backup(await self._context.records.get(chat))
         newest = max(int(kept.get(name, 0)) for name in ("epoch", "newest"))
         with suppress(StorageUnavailable):
             newest = max(newest, *(each.epoch for each in await self.list(chat, soon=True)), 0)
@@ -186,7 +190,7 @@ class SandboxFiles(Saving):
             await self.save_before_end(chat, runtime, older=int(epoch))
             return False
         one.epoch = max(int(epoch), self._context.check_lease(chat))
-        if one.epoch > int(epoch):
+        if one.epoch > int(epoch) or not noted.mark:
             await runtime.files.mark(f"{chat} {one.epoch}")
         return True
 

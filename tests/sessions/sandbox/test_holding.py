@@ -181,6 +181,19 @@ async def test_files_of_another_chat_are_left_alone(config: Config) -> None:
         assert (await session.exec("ls")).stdout == ""
 
 
+@pytest.mark.parametrize("left", ["", "; echo new > file"])
+async def test_a_chat_that_deletes_all_it_can_goes_on_with_that(
+    session: Session, manager: SessionManager, left: str
+) -> None:
+    await session.exec("echo old > file")
+    await manager.backups.save(CHAT)
+    await session.exec(f"find /workspace /home/sandbox -mindepth 1 -delete{left}")
+    held = manager._hold(CHAT)._held
+    assert held
+    await held.runtime.aclose()
+    assert (await session.exec("cat *")).stdout == left[7:10] + "\n" * bool(left)
+
+
 async def test_older_files_are_saved_as_such_and_the_newest_restored(
     manager: SessionManager, session: Session, config: Config
 ) -> None:
