@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mcp_sandbox.app.chats import open_backend, open_manager
+from mcp_sandbox.backends.kubernetes.client import ApiServer, Kind
 from mcp_sandbox.backends.kubernetes.objects import Made, Renderer
 from mcp_sandbox.backends.kubernetes.verify import find_weaker, read_template
 from mcp_sandbox.config import KubernetesConfig
@@ -189,6 +190,30 @@ async def test_policies_that_somebody_deleted_are_there_again(
     async with open_manager(in_cluster(data_root)) as manager:
         await (await manager.session(CHAT)).exec("true")
     assert fake.names("networkpolicies") == ["mcp-sandbox-none", "mcp-sandbox-open"]
+
+
+async def test_what_a_server_left_that_was_killed_in_its_trial_goes(
+    fake: Cluster, data_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    delete = ApiServer.delete
+
+    async def killed(api: ApiServer, kind: Kind, name: str) -> None:
+        if not name.startswith("mcs-probe-"):
+            await delete(api, kind, name)
+
+    async def try_network(chat: str) -> None:
+        fake.forget_trials()
+        async with open_manager(in_cluster(data_root)) as manager:
+            await (await manager.session(ChatId("tester", chat))).exec("true")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ApiServer, "delete", killed)
+        await try_network("first")
+    (left,) = (name for name in fake.names("pods") if name.startswith("mcs-probe-"))
+    await try_network("second")
+    with anyio.fail_after(20):
+        while left in fake.names("pods"):
+            await anyio.sleep(0.05)
 
 
 async def test_a_cluster_without_policies_gives_no_sandbox(fake: Cluster, data_root: Path) -> None:

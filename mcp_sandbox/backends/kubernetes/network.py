@@ -10,7 +10,7 @@ from collections.abc import Callable
 import anyio
 
 from mcp_sandbox.backends.kubernetes.client import POD, Json, Kind, Refused
-from mcp_sandbox.backends.kubernetes.objects import APP, NETWORK, PYTHON, Renderer
+from mcp_sandbox.backends.kubernetes.objects import APP, NETWORK, PYTHON, TRIAL, Renderer
 from mcp_sandbox.backends.kubernetes.verify import find_weaker
 from mcp_sandbox.backends.kubernetes.watch import NEVER, Found, Namespace, Row
 from mcp_sandbox.errors import ImageMissing, InsecureSandbox
@@ -114,6 +114,7 @@ class Network:
             await self._api.patch(POLICY, name, reset)
 
     async def _reach_canary(self) -> None:
+        await self._sweep()
         number = secrets.token_hex(4)
         canary, prober = f"mcs-canary-{number}", f"mcs-probe-{number}"
         try:
@@ -135,6 +136,14 @@ class Network:
                 f"the image {self._image} cannot run a program (exit code {code}): is it an image "
                 "of `mcp-sandbox images build`?"
             )
+
+    async def _sweep(self) -> None:
+        """Delete what servers that were killed in their trial have left, once it has ended."""
+        ((name, value),) = TRIAL.items()
+        async for page, _ in self._api.pages(POD, labelSelector=f"{name}={value}"):
+            for pod in page:
+                if Row.of(pod).phase in ("Succeeded", "Failed"):
+                    await self._api.delete(POD, pod["metadata"]["name"])
 
     async def _run_trial(
         self, name: str, command: list[str], network: str, read: Callable[[Json], Found | None]

@@ -37,6 +37,7 @@ TEMPLATE = Kind(_POOLS, "sandboxtemplates", "SandboxTemplate", "v1beta1")
 APP = {"app": "mcp-sandbox"}
 # Labels; a pod from a warm pool has the first one as an annotation.
 INSTANCE, NETWORK = "mcp-sandbox.instance", "mcp-sandbox.network"
+TRIAL = {"mcp-sandbox.trial": "yes"}
 # Annotations: what an object is made from, whose it is, and the labels of the sandbox.
 RECORD, SEAL, LABELS, NAME = (
     f"mcp-sandbox.{each}" for each in ("record", "seal", "labels", "name")
@@ -286,7 +287,7 @@ class Renderer:
         own = [each for each in container["volumeMounts"] if each["name"] != FILES]
         container |= {"command": command, "volumeMounts": own, "workingDir": "/"}
         spec["activeDeadlineSeconds"] = 120
-        metadata = {"name": name, "labels": {**APP, NETWORK: network}}
+        metadata = {"name": name, "labels": {**APP, **TRIAL, NETWORK: network}}
         return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
 
     def facts(self, made: Made) -> SandboxFacts:
