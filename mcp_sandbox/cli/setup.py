@@ -274,11 +274,6 @@ def list_tokens(as_json: AsJson = False, data: Data = None, config: ConfigFile =
     tell(rows, table("token", "user", "scope", "created", "expires", rows=cells), as_json=as_json)
 
 
-@cluster.callback()
-def _of_a_cluster() -> None:
-    """Print what a Kubernetes cluster gets once."""
-
-
 @cluster.command()
 def manifests(
     chats: Annotated[int, given("--chats", "N", "How many sandboxes the quota allows.")] = 100,
@@ -313,6 +308,14 @@ def manifests(
     quota = f"{chats + warm + 10}", f"{chats + 1}"
     named = Values(settings.kubernetes.namespace, image, text, *quota, warm, replicas)
     print(yaml.safe_dump_all(render(settings, named), sort_keys=False))
+
+
+@cluster.command()
+def seccomp() -> None:
+    """Print the filter of system calls, for the nodes' kubernetes.seccomp_profile."""
+    from mcp_sandbox.backends.docker.spec import profile
+
+    print(json.dumps(profile(), indent=2))
 
 
 @tokens.command()

@@ -70,7 +70,7 @@ class KubernetesConfig(Section):
         None, "file with metadata and spec to add to pods, such as runtimeClassName"
     )
     seccomp_profile: str = setting(
-        "", "file of a seccomp profile on the nodes; empty = the runtime's default"
+        "", "file of `kubernetes seccomp` on the nodes; empty = the runtime's own seccomp profile"
     )
     start_timeout: Duration = setting(60.0, "a pod that does not run by then is given up")
     key: KeySource = setting(

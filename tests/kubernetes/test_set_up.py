@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import yaml
 
+from mcp_sandbox.backends.docker.spec import profile
 from mcp_sandbox.backends.kubernetes.manifests import RIGHTS
-from mcp_sandbox.cli.setup import manifests
+from mcp_sandbox.cli.setup import manifests, seccomp
 from mcp_sandbox.config import load_config
 from mcp_sandbox.doctor.machine import Check, examine_cluster, examine_place
 from tests.conftest import in_cluster
@@ -116,3 +117,10 @@ async def test_doctor_says_that_policies_are_not_enforced(fake: Cluster, tmp_pat
     found = await examine_place("kubernetes", in_cluster(tmp_path))
     assert [each.status for each in found] == ["fail"]
     assert "does not enforce NetworkPolicies" in found[0].remedy
+
+
+def test_nodes_get_the_filter_of_system_calls_that_containers_have(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    seccomp()
+    assert json.loads(capsys.readouterr().out) == profile()
