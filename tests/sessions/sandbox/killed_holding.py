@@ -18,11 +18,10 @@ from mcp_sandbox.app.chats import open_backend, open_manager
 from mcp_sandbox.backends.e2b.client import Box, Client
 from mcp_sandbox.config import Config
 from mcp_sandbox.config.sections import StorageConfig
-from mcp_sandbox.models import ChatId
+from mcp_sandbox.models import BackendName, ChatId
 from mcp_sandbox.runtime.files import Files
 from mcp_sandbox.sessions.chat_records import ChatRecords
 from mcp_sandbox.storage.objects import ObjectStore
-from tests.conftest import configured
 from tests.holding import HeldSandbox, HoldingBackend, holding_files
 
 CHAT = ChatId("ann", "c1")
@@ -71,7 +70,9 @@ async def main(name: str, data_dir: Path, storage: StorageConfig, step: int) -> 
     with ExitStack() as stack:
         if name == "holding":
             stack.enter_context(holding_files())
-        config = configured(name, data_dir).model_copy(update={"storage": storage})
+        # No store of its own, which would outlive this process.
+        where: BackendName = "e2b" if name == "e2b" else "unsafe-local"
+        config = Config(data_dir=data_dir, backend=where, storage=storage)
         async with open_manager(config) as manager:
             session = await manager.session(CHAT)
 
