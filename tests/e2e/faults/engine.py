@@ -22,11 +22,13 @@ _ENDED_S = 30.0
 
 
 class Engine:
-    """A dockerd without networks, in that of the process `beside`; its containers end with it."""
+    """A dockerd without networks, in that of the process `beside` or in one of its own."""
 
     def __init__(self, folder: Path, beside: int = 0) -> None:
         self._folder = folder
-        self._inside = ["nsenter", f"--net=/proc/{beside}/ns/net", "--"] if beside else []
+        # An engine without a bridge deletes the one that it finds.
+        namespace = ["nsenter", f"--net=/proc/{beside}/ns/net"] if beside else ["unshare", "--net"]
+        self._inside = [*namespace, "--"]
         self._process: subprocess.Popen[bytes] | None = None
         self.address = f"unix://{folder / 'docker.sock'}"
 
