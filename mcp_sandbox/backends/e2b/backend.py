@@ -161,7 +161,11 @@ class E2BBackend:
         token, facts = bytes.fromhex(secret), _facts(box.metadata)
         return E2BSandbox(box.id, token, facts, _labels(box.metadata), box, self._client)
 
-    async def relabel(self, sandbox_id: models.SandboxId, labels: Mapping[str, str]) -> None:  # noqa: ARG002
+    async def relabel(
+        self,
+        sandbox_id: models.SandboxId,  # noqa: ARG002 - in any case
+        labels: Mapping[str, str],  # noqa: ARG002 - in any case
+    ) -> None:
         """Raise BackendUnavailable: only a pool needs it, and what holds files has none."""
         raise BackendUnavailable("E2B changes no metadata of a sandbox")
 

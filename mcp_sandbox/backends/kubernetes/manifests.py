@@ -6,12 +6,11 @@ Nothing of it holds for the whole cluster. `RIGHTS` is also what `doctor` asks f
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import yaml
 from anyio import to_thread
 
-from mcp_sandbox.backends.kubernetes.client import ApiServer, Refused
+from mcp_sandbox.backends.kubernetes.client import ApiServer, Json, Refused
 from mcp_sandbox.backends.kubernetes.network import policies
 from mcp_sandbox.backends.kubernetes.objects import APP, USER, WARM_POOL, Made, Renderer
 from mcp_sandbox.backends.kubernetes.verify import read_template
@@ -19,7 +18,6 @@ from mcp_sandbox.backends.runner_copy import runner_digest
 from mcp_sandbox.config import Config, KubernetesConfig
 from mcp_sandbox.models import Network
 
-Json = dict[str, Any]
 NAME = "mcp-sandbox-server"
 _PORT = 8080
 _DATA = "/srv/mcp-sandbox"

@@ -178,9 +178,8 @@ class Namespace:
     async def _follow(self, kind: Kind) -> None:
         """Keep the rows of a kind as they are in the cluster, until cancelled."""
         wait_s, version = _AGAIN_S, ""
-        # A claim cannot give pods a label.
-        pooled = kind is POD and CLAIM in self.owners
-        selector = f"app={APP['app']}" if pooled else f"{INSTANCE}={self._instance}"
+        of_all, of_ours = f"app={APP['app']}", f"{INSTANCE}={self._instance}"
+        selector = of_all if self._has_instance_in_notes(kind) else of_ours
         while True:
             try:
                 version = version or await self._list(kind, selector)
@@ -234,13 +233,17 @@ class Namespace:
 
     def _read(self, kind: Kind, found: Json) -> Row | None:
         """Return the row of an object; None for one of another data root."""
-        metadata, pooled = found["metadata"], kind is POD and CLAIM in self.owners
-        if metadata.get("annotations" if pooled else "labels", {}).get(INSTANCE) != self._instance:
+        place = "annotations" if self._has_instance_in_notes(kind) else "labels"
+        if found["metadata"].get(place, {}).get(INSTANCE) != self._instance:
             return None
         if kind is not POD:
             return Row.of(found)
         row = self._examine(found)
         return row if POD in self.owners else replace(row, annotations=_NOTHING)
+
+    def _has_instance_in_notes(self, kind: Kind) -> bool:
+        """Return whether an annotation says of which data root it is: claims label no pods."""
+        return kind is POD and CLAIM in self.owners
 
     def _tell(self) -> None:
         self._changed.set()

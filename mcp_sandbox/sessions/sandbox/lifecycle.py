@@ -334,8 +334,7 @@ class SandboxLifecycle:
             held.paused = await held.sandbox.pause()
             if not held.paused and self._files.lost_with_sandbox:
                 # It has its files to itself: to go on, it is made anew from what is saved.
-                if not self._files.is_saved(self._chat):
-                    await self._files.save_before_end(self._chat, held.runtime)
+                await self._files.save_before_end(self._chat, held.runtime)
                 await self._context.backend.destroy(held.sandbox.id)
                 held.paused = True
         finally:
