@@ -20,3 +20,11 @@ def fake(cluster: Cluster | None) -> Iterator[Cluster]:
     cluster.reset()
     yield cluster
     cluster.reset()
+
+
+@pytest.fixture(params=["pods", "sandboxes"])
+def kind(request: pytest.FixtureRequest, fake: Cluster) -> str:
+    """Both kinds of objects."""
+    fake.has_sandboxes = ["v1beta1"] if request.param == "sandboxes" else []
+    kind: str = request.param
+    return kind

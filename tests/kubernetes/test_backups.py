@@ -29,14 +29,6 @@ CHAT = ChatId("tester", "backed-up")
 POOL = "warm"
 
 
-@pytest.fixture(params=["pods", "sandboxes"])
-def kind(request: pytest.FixtureRequest, fake: Cluster) -> str:
-    """Both kinds of objects."""
-    fake.has_sandboxes = ["v1beta1"] if request.param == "sandboxes" else []
-    kind: str = request.param
-    return kind
-
-
 @asynccontextmanager
 async def manager_on(data_root: Path, **given: object) -> AsyncGenerator[SessionManager]:
     async with open_manager(in_cluster(data_root, storage="backups", **given)) as manager:

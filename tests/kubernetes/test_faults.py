@@ -27,14 +27,6 @@ CHAT = ChatId("tester", "faults")
 SPEC = replace(SandboxSpec(()), labels={"user": "tester", "chat": "faults"}, idle_s=60)
 
 
-@pytest.fixture(params=["pods", "sandboxes"])
-def kind(request: pytest.FixtureRequest, fake: Cluster) -> str:
-    """Both kinds of objects."""
-    fake.has_sandboxes = ["v1beta1"] if request.param == "sandboxes" else []
-    kind: str = request.param
-    return kind
-
-
 @asynccontextmanager
 async def session_on(data_root: Path, **given: object) -> AsyncGenerator[Session]:
     async with open_manager(in_cluster(data_root, **given)) as manager:
