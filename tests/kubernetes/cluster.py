@@ -50,6 +50,8 @@ class Cluster:
         self.forbidden: set[tuple[str, str]] = set()
         self.away = threading.Event()
         self.socket = socket.create_server(("127.0.0.1", 0))
+        # Else an answer waits for what the client acknowledges late.
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._behave()
 
     def _behave(self) -> None:
