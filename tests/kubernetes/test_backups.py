@@ -48,6 +48,19 @@ async def test_what_was_saved_is_in_the_next_pod(kind: str, fake: Cluster, data_
         assert len(fake.names("pods")) == 1
 
 
+async def test_a_server_that_is_told_to_end_saves_its_chats_first(
+    kind: str, fake: Cluster, data_root: Path
+) -> None:
+    with anyio.CancelScope() as server:
+        async with manager_on(data_root) as manager:
+            await (await manager.session(CHAT)).exec("echo saved > file")
+            server.cancel()
+            await anyio.sleep_forever()
+    async with manager_on(data_root) as manager:
+        assert manager.saving
+        assert await manager.saving.list(CHAT)
+
+
 async def test_a_pod_that_was_evicted_is_followed_by_one_with_the_last_backup(
     kind: str, fake: Cluster, data_root: Path
 ) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import anyio
 from anyio import CapacityLimiter, to_thread
-from anyio.abc import ByteStream
+from anyio.abc import ByteStream, TaskGroup, TaskStatus
 
 from mcp_sandbox import models
 from mcp_sandbox.backends.kubernetes.client import POD, ApiServer, Refused
@@ -425,11 +425,24 @@ async def open_kubernetes(
         raise StorageUnavailable(
             f"cannot write to {data_root} ({exc.strerror}): free space there or set data_dir"
         ) from exc
-    renderer = Renderer(config, template, key, size_bytes)
+    renderer, closed = Renderer(config, template, key, size_bytes), anyio.Event()
+
+    async def host(*, task_status: TaskStatus[TaskGroup]) -> None:
+        # A cancelled block still saves its chats, for which it needs watches and channels.
+        with anyio.CancelScope(shield=True):
+            async with anyio.create_task_group() as tasks:
+                task_status.started(tasks)
+                await closed.wait()
+                tasks.cancel_scope.cancel()
+
     async with aclosing(ApiServer(config)) as api:
         try:
-            async with anyio.create_task_group() as tasks:
-                yield KubernetesBackend(renderer, Namespace(config, api, renderer.instance, tasks))
-                tasks.cancel_scope.cancel()
+            async with anyio.create_task_group() as hosts:
+                try:
+                    tasks = await hosts.start(host)
+                    space = Namespace(config, api, renderer.instance, tasks)
+                    yield KubernetesBackend(renderer, space)
+                finally:
+                    closed.set()
         except BaseExceptionGroup as group:
             raise group.exceptions[0] from None
