@@ -117,15 +117,21 @@ def render(report: Report, console: Console) -> None:
 
 
 async def examine(config: Config) -> Report:
-    """Look at the machine and the skills, then try a sandbox in each backend that isolates."""
+    """Look at the machine and the skills, then try a sandbox in the cluster that is configured.
+
+    Without one, in each backend that isolates on this machine.
+    """
     checks = await to_thread.run_sync(examine_machine, config)
-    checks += [await examine_skills(config), *await examine_engine(config)]
+    checks.append(await examine_skills(config))
     checks += await to_thread.run_sync(examine_network, config)
     checks += [*await examine_storage(config), *await examine_fleet(config)]
-    usable = list[BackendName]()
+    usable, places = list[BackendName](), ISOLATING
     if config.backend == "kubernetes":
-        checks += await examine_cluster(config)
-    for place in (*ISOLATING, *(("kubernetes",) if config.backend == "kubernetes" else ())):
+        checks += (found := await examine_cluster(config))
+        places = () if found[0].status == "fail" else ("kubernetes",)
+    else:
+        checks += await examine_engine(config)
+    for place in places:
         found = await examine_place(place, config)
         checks += found
         if all(check.status != "fail" for check in found):

@@ -12,7 +12,7 @@ from mcp_sandbox.backends.docker.spec import profile
 from mcp_sandbox.backends.kubernetes.manifests import RIGHTS
 from mcp_sandbox.cli.setup import manifests, seccomp
 from mcp_sandbox.config import load_config
-from mcp_sandbox.doctor.machine import Check, examine_cluster, examine_place
+from mcp_sandbox.doctor.machine import Check, examine, examine_cluster, examine_place
 from tests.conftest import in_cluster
 from tests.kubernetes import schema
 from tests.kubernetes.cluster import Cluster
@@ -101,10 +101,19 @@ async def test_doctor_runs_code_in_a_pod_and_leaves_nothing(fake: Cluster, tmp_p
     assert of(told, "system calls").status == "warn"
 
 
+async def test_doctor_tries_the_cluster_that_is_configured_and_no_other_place(
+    fake: Cluster, tmp_path: Path
+) -> None:
+    config = in_cluster(tmp_path)
+    assert (await examine(config)).usable == ("kubernetes",)
+    fake.token = "another"
+    assert not (await examine(config)).usable
+
+
 async def test_doctor_names_every_right_that_is_missing(fake: Cluster, tmp_path: Path) -> None:
     every = {(verb, resource) for (_, resource), verbs in RIGHTS.items() for verb in verbs}
     fake.forbidden |= every
-    named = {"objects": "sandbox", "storage": "backups", "warm_pool": "warm"}
+    named = {"storage": "backups", "warm_pool": "warm"}
     found = of(await examine_cluster(in_cluster(tmp_path, **named)), "rights")
     assert found.status == "fail"
     assert all(f"{verb} {resource}" in found.found for verb, resource in every)

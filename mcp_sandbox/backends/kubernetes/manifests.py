@@ -87,28 +87,26 @@ _CHART = Values(
 
 async def missing_rights(api: ApiServer, config: KubernetesConfig) -> list[str]:
     """Return the rights that this user lacks, such as "create pods". Raises OperatorError."""
-    unused = {"agents.x-k8s.io": config.objects != "sandbox", _POOLS: not config.warm_pool}
+    unused = {"agents.x-k8s.io": config.objects == "pod", _POOLS: not config.warm_pool}
+    head = {"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview"}
+    path = f"/apis/{head['apiVersion']}/selfsubjectaccessreviews"
     missing: list[str] = []
-    for (group, resource), verbs in RIGHTS.items():
+    for group, resource, verb in ((*key, verb) for key, verbs in RIGHTS.items() for verb in verbs):
         if unused.get(group):
             continue
-        kind, _, sub = resource.partition("/")
-        for verb in verbs:
-            asked = {"namespace": config.namespace, "group": group, "resource": kind, "verb": verb}
-            body = {
-                "apiVersion": "authorization.k8s.io/v1",
-                "kind": "SelfSubjectAccessReview",
-                "spec": {"resourceAttributes": {**asked, **({"subresource": sub} if sub else {})}},
-            }
-            path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
-            if not (await api.call("POST", path, body))["status"]["allowed"]:
-                missing.append(f"{verb} {resource}")
+        named = dict(zip(("resource", "subresource"), resource.split("/"), strict=False))
+        asked = {"namespace": config.namespace, "group": group, "verb": verb, **named}
+        answer = await api.call("POST", path, {**head, "spec": {"resourceAttributes": asked}})
+        if not answer["status"]["allowed"]:
+            missing.append(f"{verb} {resource}")
     return missing
 
 
 def manifests(config: Config, values: Values) -> list[Json]:
     """Return all objects. Blocks; raises ConfigError."""
-    own = {**APP, "app": NAME}
+    own, files = {**APP, "app": NAME}, {_SETTINGS: values.settings}
+    if config.kubernetes.template:
+        files[_TEMPLATE] = yaml.safe_dump(read_template(config.kubernetes.template))
     found: list[Json] = [
         _object("v1", "ServiceAccount"),
         {
