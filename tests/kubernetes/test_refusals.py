@@ -79,6 +79,7 @@ async def test_an_expired_token_is_read_again_once_then_told(
     [
         ("create", "pods"),
         ("list", "pods"),
+        ("watch", "pods"),
         ("create", "persistentvolumeclaims"),
         ("list", "persistentvolumeclaims"),
         ("create", "pods/exec"),
@@ -89,10 +90,11 @@ async def test_a_missing_right_is_named(
     fake: Cluster, data_root: Path, verb: str, resource: str
 ) -> None:
     fake.forbidden.add((verb, resource))
-    told = str(await refusal(data_root))
-    assert resource in told
-    assert verb in told
-    assert "mcp-sandbox kubernetes manifests" in told
+    told = str(await refusal(data_root, start_timeout="2s"))
+    assert (
+        f"apply the Role of `mcp-sandbox kubernetes manifests`, which allows {resource}: {verb}"
+        in told
+    )
 
 
 async def test_an_image_that_no_node_finds_is_named(fake: Cluster, data_root: Path) -> None:

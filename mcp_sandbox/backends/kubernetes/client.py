@@ -312,6 +312,7 @@ class ApiServer:
         words, namespace = path.strip("/").split("/"), self._config.namespace
         inside = words[words.index(namespace) + 1 :] if namespace in words else words[-1:]
         kind = "/".join((inside[0], *inside[2:]))
+        verb = "list" if verb == "get" and len(inside) == 1 else verb
         given = {"message": message, "namespace": namespace, "verb": verb, "kind": kind}
         for known, words_in_it, error, text in _REFUSALS:
             if status == known and words_in_it.format(**given) in message:

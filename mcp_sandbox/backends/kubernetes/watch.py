@@ -185,6 +185,7 @@ class Namespace:
                 version = version or await self._list(kind, selector)
                 async for event in self.api.watch(kind, version, labelSelector=selector):
                     version = event["object"]["metadata"]["resourceVersion"]
+                    self._failed = None
                     if event["type"] != "BOOKMARK":
                         self._take(kind, event["type"], event["object"])
                     wait_s = _AGAIN_S
@@ -290,6 +291,8 @@ class Namespace:
                 "where the cluster finds it, set kubernetes.image, or add imagePullSecrets to "
                 "kubernetes.template"
             )
+        if self._failed:
+            return BackendUnavailable(str(self._failed))
         # Without a message it is a step, such as ContainerCreating; why it lasts is in an event.
         why = [f"{pod.reason}: {pod.message}"] if pod and pod.message else []
         with suppress(OperatorError):
