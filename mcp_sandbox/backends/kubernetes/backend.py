@@ -124,8 +124,8 @@ class KubernetesBackend:
         version = (await self._api.call("GET", "/version")).get("gitVersion", "")
         await self._open()
         await self._network.prepare("none")
-        kinds = " and ".join(f"{kind.name}s" for kind in self._space.owners)
-        return f"Kubernetes {version} runs {self._config.image} as {kinds}"
+        kinds = " and ".join(kind.name for kind in self._space.owners)
+        return f"Kubernetes {version} runs {self._config.image} as {kinds} objects"
 
     async def origin(self, image: str = "") -> str:
         made = Made(image or self._config.image, "", models.Limits(), "none", {}, 0)

@@ -153,9 +153,10 @@ class ApiServer:
             wait_s = min(wait_s * 2, _LONGEST_WAIT_S)
             pause_s = max(asked_s, wait_s * random.uniform(0.5, 1.0))  # noqa: S311 - no secret
             if time.monotonic() + pause_s > deadline:
+                server = (await self._client()).base_url
                 raise BackendUnavailable(
-                    f"the Kubernetes API server does not answer ({why}): what runs goes on; try "
-                    "again when `kubectl get --raw /readyz` answers"
+                    f"the Kubernetes API server {server} does not answer ({why}): what runs goes "
+                    "on; try again when `kubectl get --raw /readyz` answers"
                 )
             await anyio.sleep(pause_s)
 
