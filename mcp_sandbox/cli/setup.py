@@ -30,6 +30,7 @@ from mcp_sandbox.cli.options import (
 )
 from mcp_sandbox.clients import files
 from mcp_sandbox.clients.files import NAME, EntryPlace
+from mcp_sandbox.config.environment import default_config_file, setting_variables
 from mcp_sandbox.errors import ImageMissing
 from mcp_sandbox.models import TokenScope
 
@@ -289,15 +290,17 @@ def manifests(
 ) -> None:
     """Print YAML for `kubectl apply -f -`: Role, server, quota, NetworkPolicies and warm pool.
 
-    The server gets the settings of --config as a ConfigMap. They hold no secrets, but name some as
-    env:NAME, which come from a Secret mcp-sandbox-server, if there is one.
+    The server gets the file of settings, and the one of kubernetes.template, as a ConfigMap. They
+    hold no secrets, but name some as env:NAME, which come from a Secret mcp-sandbox-server.
     """
     import yaml
 
     from mcp_sandbox.backends.kubernetes.manifests import Values, write_chart
     from mcp_sandbox.backends.kubernetes.manifests import manifests as render
 
-    text, settings = config.read_text() if config else "backend: kubernetes\n", load(config).config
+    settings = load(config).config
+    file = Path(config or setting_variables().get("MCP_SANDBOX_CONFIG") or default_config_file())
+    text = file.read_text() if file.exists() else ""
     if helm:
         numbers = {"chats": chats, "warm": warm, "replicas": replicas}
         values = {"image": image, **numbers, "settings": text}

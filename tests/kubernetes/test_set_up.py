@@ -10,6 +10,7 @@ import yaml
 
 from mcp_sandbox.backends.docker.spec import profile
 from mcp_sandbox.backends.kubernetes.manifests import RIGHTS
+from mcp_sandbox.backends.kubernetes.verify import read_template
 from mcp_sandbox.cli.setup import manifests, seccomp
 from mcp_sandbox.config import load_config
 from mcp_sandbox.doctor.machine import Check, examine, examine_cluster, examine_place
@@ -48,16 +49,32 @@ def test_the_role_has_no_more_than_is_used(capsys: pytest.CaptureFixture[str]) -
     assert all("*" not in (*key, *verbs) for key, verbs in told.items())
 
 
-def test_the_server_has_the_settings_of_the_file(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
+def test_the_server_has_the_settings_and_the_template_of_the_operator(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = tmp_path / "config.yaml"
-    file.write_text("backend: kubernetes\nkubernetes: {namespace: chats, storage_class: fast}\n")
-    found = {each["kind"]: each for each in print_all(capsys, file)}
+    file, inside = tmp_path / "config.yaml", tmp_path / "inside"
+    given = "{namespace: chats, context: mine, storage_class: fast, template: template.yaml}"
+    file.write_text(f"kubernetes: {given}\nlimits: {{pids: 99}}\n")
+    (tmp_path / "template.yaml").write_text("spec: {runtimeClassName: gvisor}\n")
+    monkeypatch.setenv("MCP_SANDBOX_CONFIG", str(file))
+    found = {each["kind"]: each for each in print_all(capsys)}
     assert found["Deployment"]["metadata"]["namespace"] == "chats"
     assert found["PersistentVolumeClaim"]["spec"]["storageClassName"] == "fast"
-    (tmp_path / "again.yaml").write_text(found["ConfigMap"]["data"]["config.yaml"])
-    assert load_config(tmp_path / "again.yaml", {}).config.kubernetes.namespace == "chats"
+    inside.mkdir()
+    for name, text in found["ConfigMap"]["data"].items():
+        (inside / name).write_text(text)
+    (server,) = found["Deployment"]["spec"]["template"]["spec"]["containers"]
+    settings = {each["name"]: each["value"] for each in server["env"] if each["name"] != "HOME"}
+    moved = {k: v.replace("/etc/mcp-sandbox", str(inside)) for k, v in settings.items()}
+    config = load_config(None, {}, moved).config
+    cluster = config.kubernetes
+    assert (config.backend, cluster.namespace, cluster.context) == ("kubernetes", "chats", "")
+    assert read_template(cluster.template) == {"spec": {"runtimeClassName": "gvisor"}}
+    assert config.limits.pids == 99
+    # By the address of its pod the server is not known.
+    known = [{"name": "Host", "value": "localhost"}]
+    assert server["readinessProbe"]["httpGet"]["httpHeaders"] == known
+    assert server["livenessProbe"]["httpGet"]["httpHeaders"] == known
 
 
 def render_chart(folder: Path, namespace: str) -> list[Any]:

@@ -16,11 +16,12 @@ from mcp_sandbox.backends.kubernetes.objects import APP, USER, WARM_POOL, Made, 
 from mcp_sandbox.backends.kubernetes.verify import read_template
 from mcp_sandbox.backends.runner_copy import runner_digest
 from mcp_sandbox.config import Config, KubernetesConfig
-from mcp_sandbox.models import Network
+from mcp_sandbox.models import SandboxSpec
 
 NAME = "mcp-sandbox-server"
 _PORT = 8080
-_DATA = "/srv/mcp-sandbox"
+_DATA, _FILES = "/srv/mcp-sandbox", "/etc/mcp-sandbox"
+_SETTINGS, _TEMPLATE = "config.yaml", "pod.yaml"
 _EACH = ("create", "get", "list", "watch", "patch", "delete")
 _POOLS = "extensions.agents.x-k8s.io"
 # By group and resource.
@@ -41,10 +42,9 @@ def usual(config: Config) -> tuple[Renderer, Made]:
     """Return what sandboxes are made by and from, unless their chat asks for more. Blocks."""
     template = read_template(config.kubernetes.template)
     renderer = Renderer(config.kubernetes, template, b"", config.workspace.size_limit)
-    network: Network = "open" if config.network == "open" else "none"
-    limits, env, idle_s = config.limits.values(), dict(config.env), config.sessions.orphaned
-    image = config.kubernetes.image
-    return renderer, Made(image, runner_digest(), limits, network, env, idle_s)
+    own = (), config.limits.values(), config.network, config.env
+    spec = SandboxSpec(*own, idle_s=config.sessions.orphaned)
+    return renderer, Made.of(spec, config.kubernetes.image, runner_digest())
 
 
 async def examine_pool(api: ApiServer, config: Config) -> tuple[str, str]:
@@ -121,9 +121,9 @@ def manifests(config: Config, values: Values) -> list[Json]:
             "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": NAME},
             "subjects": [{"kind": "ServiceAccount", "name": NAME, "namespace": values.namespace}],
         },
-        {**_object("v1", "ConfigMap"), "data": {"config.yaml": values.settings}},
+        {**_object("v1", "ConfigMap"), "data": files},
         *([] if config.fleet.redis else [_claim(config.kubernetes)]),
-        _deployment(own, values, shares=bool(config.fleet.redis)),
+        _deployment(own, values, [*files], shares=bool(config.fleet.redis)),
         {
             **_object("v1", "Service"),
             "spec": {"selector": own, "ports": [{"port": _PORT, "targetPort": _PORT}]},
@@ -168,26 +168,35 @@ def _claim(config: KubernetesConfig) -> Json:
     return {**_object("v1", "PersistentVolumeClaim"), "spec": spec}
 
 
-def _deployment(labels: Json, values: Values, *, shares: bool) -> Json:
+def _deployment(labels: Json, values: Values, files: list[str], *, shares: bool) -> Json:
     """Return the server; those that share chats have each a name, an address and files."""
-    health = {"httpGet": {"path": "/health", "port": _PORT}, "periodSeconds": 15}
-    mounts = {"data": _DATA, "config": "/etc/mcp-sandbox", "tmp": "/tmp"}  # noqa: S108 - its own
+    # A probe names the pod's address otherwise, by which the server is not known.
+    known = [{"name": "Host", "value": "localhost"}]
+    health = {"httpGet": {"path": "/health", "port": _PORT, "httpHeaders": known}}
+    mounts = {"data": _DATA, "config": _FILES, "tmp": "/tmp"}  # noqa: S108 - its own
     own = {"MCP_SANDBOX_FLEET__NAME": "metadata.name", "POD_IP": "status.podIP"} if shares else {}
-    url = {"MCP_SANDBOX_FLEET__URL": f"http://$(POD_IP):{_PORT}"} if shares else {}
-    variables = {"HOME": _DATA, "MCP_SANDBOX_DATA_DIR": _DATA, **url}
+    settings = {
+        "CONFIG": f"{_FILES}/{_SETTINGS}",
+        "DATA_DIR": _DATA,
+        "BACKEND": "kubernetes",
+        "KUBERNETES__NAMESPACE": values.namespace,
+        "KUBERNETES__CONTEXT": "",
+        **({"KUBERNETES__TEMPLATE": f"{_FILES}/{_TEMPLATE}"} if _TEMPLATE in files else {}),
+        **({"FLEET__URL": f"http://$(POD_IP):{_PORT}"} if shares else {}),
+    }
+    variables = {"HOME": _DATA, **{f"MCP_SANDBOX_{name}": each for name, each in settings.items()}}
     container = {
         "name": "server",
         "image": values.image,
-        "args": ["serve", "--config", "/etc/mcp-sandbox/config.yaml", "--http", f"0.0.0.0:{_PORT}"],
+        "args": ["serve", "--http", f"0.0.0.0:{_PORT}"],
         "env": [
             *({"name": k, "valueFrom": {"fieldRef": {"fieldPath": v}}} for k, v in own.items()),
             *({"name": name, "value": value} for name, value in variables.items()),
         ],
         # Keys that the settings name as env:NAME.
         "envFrom": [{"secretRef": {"name": NAME, "optional": True}}],
-        "ports": [{"containerPort": _PORT}],
         "readinessProbe": health,
-        "livenessProbe": {**health, "failureThreshold": 8},
+        "livenessProbe": {**health, "periodSeconds": 15, "failureThreshold": 8},
         "resources": {
             "limits": {"memory": "2Gi"},
             "requests": {"memory": "512Mi", "cpu": "100m"},
