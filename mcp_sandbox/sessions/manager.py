@@ -327,7 +327,9 @@ class SessionManager:
     async def size(self, chat: ChatId) -> int | None:
         """Return how many bytes the chat's files occupy; None if they cannot be measured."""
         with suppress(StorageUnavailable):
-            return (await self._context.workspaces.open_disk_usage(chat).usage()).used_bytes
+            usage = await self._context.workspaces.open_disk_usage(chat).usage()
+            # Of a sandbox that another server had nothing is known.
+            return usage.used_bytes or (None if self._context.files.lost_with_sandbox else 0)
         return None
 
     async def stop(self, chat: ChatId, *, if_idle: bool = False, force: bool = False) -> bool:

@@ -59,6 +59,7 @@ async def test_a_server_that_is_told_to_end_saves_its_chats_first(
     async with manager_on(data_root) as manager:
         assert manager.saving
         assert await manager.saving.list(CHAT)
+        assert await manager.size(CHAT) is None
 
 
 async def test_a_pod_that_was_evicted_is_followed_by_one_with_the_last_backup(
