@@ -281,7 +281,7 @@ def manifests(
     warm: Annotated[int, given("--warm", "N", "How many wait in kubernetes.warm_pool.")] = 3,
     replicas: Annotated[int, given("--replicas", "N", "How many servers, with fleet.redis.")] = 2,
     image: Annotated[
-        str, given("--image", "NAME", "The server's image; build images/server with EXTRAS.")
+        str, given("--image", "NAME", "The server's image, of images/server/Dockerfile.")
     ] = "mcp-sandbox/server:latest",
     helm: Annotated[
         Path | None, given("--helm", "FOLDER", "Write a chart there, with these as its values.")
