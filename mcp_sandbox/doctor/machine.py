@@ -333,28 +333,24 @@ async def examine_cluster(config: Config) -> list[Check]:
     from mcp_sandbox.backends.kubernetes import manifests  # noqa: PLC0415
     from mcp_sandbox.backends.kubernetes.client import ApiServer  # noqa: PLC0415 - an extra
 
-    settings = config.kubernetes
-    check = partial(Check, "kubernetes", "rights")
-    pool: list[Check] = []
+    settings, remedy = config.kubernetes, "apply the Role of `mcp-sandbox kubernetes manifests`"
+    checks, check = list[Check](), partial(Check, "kubernetes", "rights")
     try:
         async with aclosing(ApiServer(settings)) as api:
-            missing = await manifests.missing_rights(api, settings)
-            if settings.warm_pool and not missing:
-                found, remedy = await manifests.examine_pool(api, config)
-                status: Status = "warn" if remedy else "ok"
-                pool = [Check("kubernetes", "warm pool", status, found, remedy)]
+            if missing := await manifests.missing_rights(api, settings):
+                checks.append(check("fail", f"this user may not {', '.join(missing)}", remedy))
+            else:
+                checks.append(check("ok", f"all in namespace {settings.namespace}"))
+                if settings.warm_pool:
+                    pool = await manifests.examine_pool(api, config)
+                    checks.append(Check("kubernetes", "warm pool", *pool))
     except OperatorError as exc:
         return [check("fail", "the cluster cannot be asked", str(exc))]
-    rights = [check("ok", f"all in namespace {settings.namespace}")]
-    if missing:
-        remedy = "apply the Role of `mcp-sandbox kubernetes manifests`"
-        rights = [check("fail", f"this user may not {', '.join(missing)}", remedy)]
-    rights += pool
-    if settings.seccomp_profile:
-        return rights
-    weak = "the runtime's default profile, which allows more system calls than sandboxes need"
-    remedy = "put a profile on the nodes and name it in kubernetes.seccomp_profile"
-    return [*rights, Check("kubernetes", "system calls", "warn", weak, remedy)]
+    if not settings.seccomp_profile:
+        weak = "the runtime's default profile, which allows more system calls than sandboxes need"
+        remedy = "put a profile on the nodes and name it in kubernetes.seccomp_profile"
+        checks.append(Check("kubernetes", "system calls", "warn", weak, remedy))
+    return checks
 
 
 async def examine_engine(config: Config) -> list[Check]:

@@ -6,19 +6,20 @@ Nothing of it holds for the whole cluster. `RIGHTS` is also what `doctor` asks f
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import yaml
 from anyio import to_thread
 
 from mcp_sandbox.backends.kubernetes.client import ApiServer, Json, Refused
 from mcp_sandbox.backends.kubernetes.network import policies
-from mcp_sandbox.backends.kubernetes.objects import APP, USER, WARM_POOL, Made, Renderer
+from mcp_sandbox.backends.kubernetes.objects import USER, WARM_POOL, Made, Renderer
 from mcp_sandbox.backends.kubernetes.verify import read_template
 from mcp_sandbox.backends.runner_copy import runner_digest
 from mcp_sandbox.config import Config, KubernetesConfig
 from mcp_sandbox.models import SandboxSpec
 
-NAME = "mcp-sandbox-server"
+NAME, _RBAC = "mcp-sandbox-server", "rbac.authorization.k8s.io"
 _PORT = 8080
 _DATA, _FILES = "/srv/mcp-sandbox", "/etc/mcp-sandbox"
 _SETTINGS, _TEMPLATE = "config.yaml", "pod.yaml"
@@ -47,17 +48,18 @@ def usual(config: Config) -> tuple[Renderer, Made]:
     return renderer, Made.of(spec, config.kubernetes.image, runner_digest())
 
 
-async def examine_pool(api: ApiServer, config: Config) -> tuple[str, str]:
-    """Return what is found of the warm pool, and what to do. Raises OperatorError."""
+async def examine_pool(api: ApiServer, config: Config) -> tuple[Literal["ok", "warn"], str, str]:
+    """Return how the warm pool is, what is found, and what to do. Raises OperatorError."""
     name, remedy = config.kubernetes.warm_pool, "apply `mcp-sandbox kubernetes manifests` again"
     renderer, made = await to_thread.run_sync(usual, config)
     try:
         pool = await api.get(WARM_POOL, name)
     except Refused as exc:
-        return f"{name}: sandboxes begin cold ({exc})", remedy
+        return "warn", f"{name}: sandboxes begin cold ({exc})", remedy
     if not renderer.fits(pool, made):
-        return f"{name} is made from other settings: sandboxes begin cold", remedy
-    return f"{name}: {pool.get('status', {}).get('readyReplicas', 0)} sandboxes are ready", ""
+        return "warn", f"{name} is made from other settings: sandboxes begin cold", remedy
+    ready = pool.get("status", {}).get("readyReplicas", 0)
+    return "ok", f"{name}: {ready} sandboxes are ready", ""
 
 
 @dataclass(frozen=True)
@@ -104,34 +106,25 @@ async def missing_rights(api: ApiServer, config: KubernetesConfig) -> list[str]:
 
 def manifests(config: Config, values: Values) -> list[Json]:
     """Return all objects. Blocks; raises ConfigError."""
-    own, files = {**APP, "app": NAME}, {_SETTINGS: values.settings}
+    own, files, shares = {"app": NAME}, {_SETTINGS: values.settings}, bool(config.fleet.redis)
     if config.kubernetes.template:
         files[_TEMPLATE] = yaml.safe_dump(read_template(config.kubernetes.template))
+    rules = [
+        {"apiGroups": [group], "resources": [resource], "verbs": list(verbs)}
+        for (group, resource), verbs in RIGHTS.items()
+    ]
+    role = {"apiGroup": _RBAC, "kind": "Role", "name": NAME}
+    user = {"kind": "ServiceAccount", "name": NAME, "namespace": values.namespace}
+    quota = {"pods": values.pods, "persistentvolumeclaims": values.volumes}
     found: list[Json] = [
         _object("v1", "ServiceAccount"),
-        {
-            **_object("rbac.authorization.k8s.io/v1", "Role"),
-            "rules": [
-                {"apiGroups": [group], "resources": [resource], "verbs": list(verbs)}
-                for (group, resource), verbs in RIGHTS.items()
-            ],
-        },
-        {
-            **_object("rbac.authorization.k8s.io/v1", "RoleBinding"),
-            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": NAME},
-            "subjects": [{"kind": "ServiceAccount", "name": NAME, "namespace": values.namespace}],
-        },
-        {**_object("v1", "ConfigMap"), "data": files},
-        *([] if config.fleet.redis else [_claim(config.kubernetes)]),
-        _deployment(own, values, [*files], shares=bool(config.fleet.redis)),
-        {
-            **_object("v1", "Service"),
-            "spec": {"selector": own, "ports": [{"port": _PORT, "targetPort": _PORT}]},
-        },
-        {
-            **_object("v1", "ResourceQuota"),
-            "spec": {"hard": {"pods": values.pods, "persistentvolumeclaims": values.volumes}},
-        },
+        _object(f"{_RBAC}/v1", "Role", rules=rules),
+        _object(f"{_RBAC}/v1", "RoleBinding", roleRef=role, subjects=[user]),
+        _object("v1", "ConfigMap", data=files),
+        *([] if shares else [_claim(config.kubernetes.storage_class)]),
+        _deployment(own, values, [*files], shares=shares),
+        _object("v1", "Service", spec={"selector": own, "ports": [{"port": _PORT}]}),
+        _object("v1", "ResourceQuota", spec={"hard": quota}),
         *policies(),
     ]
     if config.kubernetes.warm_pool:
@@ -154,18 +147,14 @@ def write_chart(config: Config, folder: Path, version: str, values: Json) -> Non
     (folder / "templates" / "all.yaml").write_text(text)
 
 
-def _object(version: str, kind: str) -> Json:
-    return {"apiVersion": version, "kind": kind, "metadata": {"name": NAME}}
+def _object(version: str, kind: str, **parts: object) -> Json:
+    return {"apiVersion": version, "kind": kind, "metadata": {"name": NAME}, **parts}
 
 
-def _claim(config: KubernetesConfig) -> Json:
-    spec: Json = {
-        "accessModes": ["ReadWriteOnce"],
-        "resources": {"requests": {"storage": "10Gi"}},
-    }
-    if config.storage_class:
-        spec["storageClassName"] = config.storage_class
-    return {**_object("v1", "PersistentVolumeClaim"), "spec": spec}
+def _claim(storage_class: str) -> Json:
+    size = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "10Gi"}}}
+    chosen = {"storageClassName": storage_class} if storage_class else {}
+    return _object("v1", "PersistentVolumeClaim", spec={**size, **chosen})
 
 
 def _deployment(labels: Json, values: Values, files: list[str], *, shares: bool) -> Json:
@@ -227,13 +216,11 @@ def _deployment(labels: Json, values: Values, files: list[str], *, shares: bool)
             {"name": "tmp", "emptyDir": {}},
         ],
     }
-    return {
-        **_object("apps/v1", "Deployment"),
-        "spec": {
-            "replicas": values.replicas if shares else 1,
-            # A data root is for one at a time.
-            "strategy": {"type": "RollingUpdate" if shares else "Recreate"},
-            "selector": {"matchLabels": labels},
-            "template": {"metadata": {"labels": labels}, "spec": pod},
-        },
+    spec = {
+        "replicas": values.replicas if shares else 1,
+        # A data root is for one at a time.
+        "strategy": {"type": "RollingUpdate" if shares else "Recreate"},
+        "selector": {"matchLabels": labels},
+        "template": {"metadata": {"labels": labels}, "spec": pod},
     }
+    return _object("apps/v1", "Deployment", spec=spec)
