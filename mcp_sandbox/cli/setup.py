@@ -277,9 +277,13 @@ def list_tokens(as_json: AsJson = False, data: Data = None, config: ConfigFile =
 
 @cluster.command()
 def manifests(
-    chats: Annotated[int, given("--chats", "N", "How many sandboxes the quota allows.")] = 100,
-    warm: Annotated[int, given("--warm", "N", "How many wait in kubernetes.warm_pool.")] = 3,
-    replicas: Annotated[int, given("--replicas", "N", "How many servers, with fleet.redis.")] = 2,
+    chats: Annotated[
+        int, given("--chats", "N", "How many sandboxes the quota allows.", min=1)
+    ] = 100,
+    warm: Annotated[int, given("--warm", "N", "How many wait in kubernetes.warm_pool.", min=0)] = 3,
+    replicas: Annotated[
+        int, given("--replicas", "N", "How many servers, with fleet.redis.", min=1)
+    ] = 2,
     image: Annotated[
         str, given("--image", "NAME", "The server's image, of images/server/Dockerfile.")
     ] = "mcp-sandbox/server:latest",
@@ -304,7 +308,10 @@ def manifests(
     if helm:
         numbers = {"chats": chats, "warm": warm, "replicas": replicas}
         values = {"image": image, **numbers, "settings": text}
-        write_chart(settings, helm, __version__, values)
+        try:
+            write_chart(settings, helm, __version__, values)
+        except OSError as exc:
+            raise typer.BadParameter(f"{exc.filename}: {exc.strerror}: name a folder") from exc
         print(f"wrote a chart to {helm}: helm install mcp-sandbox {helm} -n NAMESPACE")
         return
     # Those that try the network, and the server itself, come beside.

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
+from typer import BadParameter
 
 from mcp_sandbox.backends.docker.spec import profile
 from mcp_sandbox.backends.kubernetes.manifests import RIGHTS
@@ -103,6 +104,8 @@ def test_the_chart_says_what_is_printed(capsys: pytest.CaptureFixture[str], tmp_
     assert render_chart(chart, "chats") == printed
     for each in printed:
         assert not schema.find_error(each)
+    with pytest.raises(BadParameter, match="name a folder"):
+        manifests(config=file, helm=file)
 
 
 async def test_doctor_runs_code_in_a_pod_and_leaves_nothing(fake: Cluster, tmp_path: Path) -> None:
