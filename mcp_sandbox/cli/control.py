@@ -4,6 +4,7 @@ import json
 import sys
 from collections import deque
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -28,7 +29,7 @@ from mcp_sandbox.cli.options import (
 from mcp_sandbox.config import Config
 from mcp_sandbox.config.environment import setting_variables, state_folder
 from mcp_sandbox.daemon.control_client import JsonObject, ask_daemon, shut_down
-from mcp_sandbox.errors import NoDaemon
+from mcp_sandbox.errors import NoDaemon, OperatorError
 from mcp_sandbox.workspace.retention import in_words
 
 Chat = Annotated[
@@ -121,7 +122,10 @@ def shutdown(
         if everything and socket is None and _stop_running():
             return
         raise
-    chats = ask_daemon(path, "list")["chats"] if has_chats else []
+    chats = list[JsonObject]()
+    # Where no backend can be opened there is nothing to tell, and all the more to shut down.
+    with suppress(OperatorError):
+        chats = ask_daemon(path, "list")["chats"] if has_chats else []
     for row in [row for row in chats if row["background"]]:
         name = f"{row['user']}/{row['chat']}"
         if everything:

@@ -133,6 +133,17 @@ async def test_shutdown_returns_when_the_daemon_has_ended(tmp_path: Path) -> Non
         assert await daemon.end() == 0
 
 
+async def test_shutdown_ends_a_daemon_that_does_not_reach_its_cluster(tmp_path: Path) -> None:
+    store = {"endpoint": "http://127.0.0.1:9", "access_key": "env:KEY", "secret_key": "env:KEY"}
+    more = {f"MCP_SANDBOX_STORAGE__{name.upper()}": value for name, value in store.items()}
+    more |= {"MCP_SANDBOX_STORAGE__BUCKET": "chats", "KEY": "k" * 12, "KUBECONFIG": "/none"}
+    where = place(tmp_path, "kubernetes", more)
+    async with running(where) as daemon:
+        assert "KUBECONFIG" in (await command(where, "ls")).err
+        assert (await command(where, "shutdown")).code == 0
+        assert await daemon.end() == 0
+
+
 async def test_a_command_that_the_daemon_does_not_know_is_answered(tmp_path: Path) -> None:
     where = place(tmp_path)
     async with running(where):
