@@ -37,7 +37,7 @@ def git_variables() -> Mapping[str, str]:
 
 def server_variables() -> Mapping[str, str]:
     """Return what a server process that we start must inherit to see the same configuration."""
-    others = ("XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_RUNTIME_DIR", "S3_ENDPOINT")
+    others = ("XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_RUNTIME_DIR", "S3_ENDPOINT", "KUBECONFIG")
     return {**setting_variables(), **docker_variables(), **_present(others)}
 
 

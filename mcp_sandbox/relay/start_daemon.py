@@ -24,7 +24,7 @@ START_S = 90.0
 HAND_OVER_S = 30.0
 _LOOK_EVERY_S = 0.02
 _NAMES = {"PATH", "HOME", "USER", "LOGNAME", "LANG", "TZ", "TMPDIR", "SSH_AUTH_SOCK", "S3_ENDPOINT"}
-_PREFIXES = ("LC_", "XDG_", "DOCKER_", "MCP_SANDBOX_", "SSL_CERT_")
+_PREFIXES = ("LC_", "XDG_", "DOCKER_", "KUBE", "MCP_SANDBOX_", "SSL_CERT_")
 
 
 def start(place: DaemonAddress, *, replace: bool) -> DaemonLink:

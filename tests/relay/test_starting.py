@@ -13,6 +13,8 @@ from subprocess import DEVNULL
 import anyio
 import pytest
 
+from mcp_sandbox.config import server_variables
+from mcp_sandbox.relay.start_daemon import daemon_variables
 from tests.daemon.running import Place, control, dialled, listening, place
 from tests.relay.relays import META, Relay, environment, relayed, scripted
 
@@ -50,6 +52,12 @@ async def daemon_pid(here: Place) -> int:
 async def gone(pid: int) -> None:
     while Path(f"/proc/{pid}/exe").exists():
         await anyio.sleep(0.01)
+
+
+def test_a_daemon_finds_the_cluster_that_its_client_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KUBECONFIG", "/etc/cluster")
+    for variables in (daemon_variables(), server_variables()):
+        assert variables["KUBECONFIG"] == "/etc/cluster"
 
 
 async def listed(relay: Relay) -> bool:
