@@ -419,6 +419,19 @@ async def test_a_paused_one_has_no_processes_and_keeps_its_files(
                 assert (await again.exec("cat file")).stdout == "kept\n"
 
 
+async def test_the_agent_is_told_what_a_pause_has_ended(
+    kind: str, fake: Cluster, data_root: Path
+) -> None:
+    async with open_manager(in_cluster(data_root)) as manager:
+        session = await manager.session(CHAT)
+        await session.exec("sleep 1000", wait_s=0)
+        await manager.pause(CHAT)
+        await session.exec("true")
+        (told,) = await session.take_notices()
+        assert "paused" in told
+        assert "sleep 1000" in told
+
+
 async def test_version_4_of_the_stream_works_too(fake: Cluster, data_root: Path) -> None:
     fake.protocols = ["v4.channel.k8s.io"]
     async with session_on(data_root) as session:

@@ -355,6 +355,9 @@ class SandboxLifecycle:
         try:
             held.sandbox = await context.backend.attach(held.sandbox.id)
             if held.runtime.broken:
+                lost = describe_lost(held.runtime.background)
+                if lost and context.backend.keeps_paused_files:
+                    context.notices.add(self._chat, f"The sandbox was paused meanwhile.{lost}")
                 directories = await context.workspaces.open(self._chat)
                 runtime = await self._files.connect(self._chat, held.sandbox, directories)
                 held.runtime = runtime or held.runtime
