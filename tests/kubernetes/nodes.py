@@ -92,8 +92,10 @@ class Node:
         used = {claim for pod in pods for claim in _claims(pod)}
         for name, claim in list(self._store.objects[_CLAIMS].items()):
             if "deletionTimestamp" in claim["metadata"] and name not in used:
-                # At once, for a claim of the same name may follow.
-                gone = self._claim_folder(name).rename(self._folder / claim["metadata"]["uid"])
+                # At once, for a claim of the same name may follow. One never bound has none.
+                gone = self._folder / claim["metadata"]["uid"]
+                with suppress(FileNotFoundError):
+                    self._claim_folder(name).rename(gone)
                 self._store.drop(_CLAIMS, name)
                 await to_thread.run_sync(shutil.rmtree, gone, True)
 
