@@ -90,6 +90,8 @@ async def attack(config: Config, tell: Callable[[str], object]) -> Attack:
         at = await to_thread.run_sync(set_out, folder, canaries, own)
         program = await to_thread.run_sync(inspect.getsource, inside)
         manager = await stack.enter_async_context(open_manager(own))
+        for chat in (_ATTACKER, _OTHER) if manager.saving else ():
+            stack.push_async_callback(manager.remove, chat)
         session, other = await manager.session(_ATTACKER), await manager.session(_OTHER)
         await other.write_file(at["mark"], at["mark"])
         listen = other.processes.start(["python3", "-c", _BESIDE, at["beside"]])
@@ -97,6 +99,9 @@ async def attack(config: Config, tell: Callable[[str], object]) -> Attack:
         at["beside_port"] = int((await listening.wait(until="\n", wait_s=_LIMIT_S)).stdout)
         facts = await session.info()
         gaps = _known_gaps(facts, config)
+        # There a chat may change its own copies of skills.
+        if facts.backend in ("kubernetes", "e2b"):
+            at["copied"] = "/opt/skills"
         for name in inside.ATTEMPTS:
             verdict, evidence = await _make_attempt(session, program, {**at, "attempt": name})
             group, _, attempt = name.partition(": ")
@@ -165,7 +170,7 @@ def set_out(folder: Path, stack: ExitStack, config: Config) -> dict[str, Any]:
     others = [f"{each}:{port}" for each in sorted({*local}) if not each.startswith("127.")][:5]
     hosts = ("127.0.0.1", "host.internal", "a.test", "169.254.169.254")
     chat = folder / "data" / "sandbox" / "workspace" / _OTHER.user / f"chat-{_OTHER.chat}"
-    at |= {"port": port, "addresses": others, "secret": "".join(config.secrets)}
+    at |= {"port": port, "addresses": others, "secret": "".join(config.secrets), "copied": ""}
     at |= {"targets": [*(f"{each}:{port}" for each in hosts), *others]}
     return {**at, **asdict(config.limits.values()), "other": str(chat / at["mark"])}
 
@@ -183,6 +188,8 @@ def _known_gaps(facts: SandboxFacts, config: Config) -> Mapping[str, str]:
     if config.network == "open" and facts.backend != "unsafe-local":
         reached = (inside.ADDRESSES, inside.ROUTE) if facts.backend == "docker" else ("network",)
         gaps |= dict.fromkeys(reached, "the network is open")
+    if facts.backend == "kubernetes":
+        gaps[inside.PROCESSES] = "the runner makes room for calls; the limit of a pod is its node's"
     if "no writable cgroup" in facts.limits["pids"]:
         gaps |= dict.fromkeys((inside.MEMORY, inside.PROCESSES), "there is no writable cgroup")
     return gaps

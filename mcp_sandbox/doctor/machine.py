@@ -436,11 +436,13 @@ async def _run_code(place: BackendName, config: Config) -> list[Check]:
         started = time.perf_counter()
         async with open_manager(on_trial(config, folder)) as manager:
             session = await manager.session(ChatId("doctor", "check"))
-            result = await session.run_code(_CODE, "python", timeout_s=30)
-            took_ms = (time.perf_counter() - started) * 1000
-            report = await session.info()
-            if manager.saving:
-                await manager.remove(ChatId("doctor", "check"))
+            try:
+                result = await session.run_code(_CODE, "python", timeout_s=30)
+                took_ms = (time.perf_counter() - started) * 1000
+                report = await session.info()
+            finally:
+                if manager.saving:
+                    await manager.remove(ChatId("doctor", "check"))
     limits = "; ".join(f"{name}: {words}" for name, words in report.limits.items())
     if result.stdout.strip() != "42":
         found = f"{_CODE} printed {result.stdout!r} {result.stderr!r}"

@@ -14,6 +14,7 @@ from mcp_sandbox.backends.kubernetes.manifests import RIGHTS
 from mcp_sandbox.backends.kubernetes.verify import read_template
 from mcp_sandbox.cli.setup import manifests, seccomp
 from mcp_sandbox.config import load_config
+from mcp_sandbox.doctor.attack import attack
 from mcp_sandbox.doctor.machine import Check, examine, examine_cluster, examine_place
 from tests.conftest import in_cluster
 from tests.kubernetes import schema
@@ -138,6 +139,16 @@ async def test_doctor_names_every_right_that_is_missing(fake: Cluster, tmp_path:
     assert found.status == "fail"
     assert all(f"{verb} {resource}" in found.found for verb, resource in every)
     assert "kubernetes manifests" in found.remedy
+
+
+@pytest.mark.timeout(120)
+async def test_an_attack_breaks_through_system_calls_alone_and_leaves_nothing(
+    fake: Cluster, tmp_path: Path
+) -> None:
+    found = await attack(in_cluster(tmp_path), lambda _: None)
+    broken = {each.group for each in found.results if each.verdict == "BROKEN"}
+    assert broken == {"system calls"}
+    fake.wait_until_empty()
 
 
 async def test_doctor_says_that_policies_are_not_enforced(fake: Cluster, tmp_path: Path) -> None:
