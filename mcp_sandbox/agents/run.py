@@ -327,7 +327,7 @@ async def _ready(executor: Executor, session: Session, resumed: str = "", folder
         return result.stdout.strip()
     why = result.stderr.strip() or f"sh ended with {result.exit_code}"
     if result.exit_code == 127:
-        build = f"`mcp-sandbox images build {name}` makes {image} for docker.image, or "
+        build = f"`mcp-sandbox images build {name}` makes {image} for the backend's image, or "
         why = f"there is no program {name} in the sandbox: {build if image else ''}"
         why += f"set agents.programs to a folder that has bin/{name}"
     raise errors.Unsupported(why)

@@ -134,7 +134,8 @@ def read_spec(
     options = found.sandbox or SandboxOptions()
     executor = executor or find_executor(options.command or config.agents.command)
     limits = {"memory_mb": (options.max_memory or 0) // MIB, "cpus": options.max_cpu}
-    is_ours = not config.agents.programs and "image" not in config.docker.model_fields_set
+    place = config.kubernetes if config.backend == "kubernetes" else config.docker
+    is_ours = not config.agents.programs and "image" not in place.model_fields_set
     image = options.image or (executor.image if is_ours else "")
     used = {name: value for name, value in limits.items() if value}
     return AssistantSpec(found.name, image, used)

@@ -7,8 +7,10 @@ import anyio
 import pytest
 
 from mcp_sandbox import open_agent, open_session
+from mcp_sandbox.agents.assistants import read_assistant
 from mcp_sandbox.agents.executors.claude import Claude
-from mcp_sandbox.config import AgentsConfig, Config, ConnectorConfig
+from mcp_sandbox.app.agents import read_spec
+from mcp_sandbox.config import AgentsConfig, Config, ConnectorConfig, KubernetesConfig
 from mcp_sandbox.errors import ImageMissing, InvalidArgument
 from tests.conftest import configured
 
@@ -40,6 +42,15 @@ async def test_what_is_not_there_is_named_with_what_is(
         async with open_agent(config=config, **given):
             pass
     assert not (tmp_path / "data").exists()
+
+
+def test_an_image_that_is_configured_is_that_of_agents_too(tmp_path: Path) -> None:
+    own = KubernetesConfig(image="registry.example/claude:1")
+    usual = read_assistant([], "", "local")
+    assert read_spec(usual, Config(data_dir=tmp_path)).image == Claude.image
+    assert read_spec(usual, Config(data_dir=tmp_path, backend="kubernetes")).image == Claude.image
+    named = Config(data_dir=tmp_path, backend="kubernetes", kubernetes=own)
+    assert read_spec(usual, named).image == ""
 
 
 async def test_the_configured_program_is_taken_where_none_is_named(tmp_path: Path) -> None:

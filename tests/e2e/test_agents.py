@@ -28,7 +28,7 @@ from mcp_sandbox.errors import OperatorError
 from tests.daemon.running import Done, command, place
 from tests.e2e import npm, openai_api
 from tests.e2e.agents import KEY, working
-from tests.e2e.attacks import BUBBLEWRAP, DOCKER
+from tests.e2e.attacks import BUBBLEWRAP, DOCKER, KUBERNETES
 from tests.e2e.messages_api import Fault, Script, serving
 
 CODE = "print(6 * 7, open('note.txt').read())"
@@ -37,7 +37,9 @@ CALLS = (
     ("Bash", {"command": f'python3 -c "{CODE}"; cat missing'}),
 )
 RUNSC = pytest.param("docker-runsc", marks=(pytest.mark.docker, pytest.mark.runsc))
-everywhere = pytest.mark.parametrize("backend_name", [BUBBLEWRAP, DOCKER, RUNSC], indirect=True)
+everywhere = pytest.mark.parametrize(
+    "backend_name", [BUBBLEWRAP, DOCKER, RUNSC, KUBERNETES], indirect=True
+)
 pytestmark = [pytest.mark.claude, pytest.mark.slow, pytest.mark.timeout(300)]
 
 
@@ -153,11 +155,10 @@ async def test_a_service_of_the_other_protocol_is_asked_by_way_of_the_router(
 ) -> None:
     router = openai_api.Script(CALLS, "All done.")
     package = npm.installed("ccr", npm_cache).parent / "@musistudio" / "claude-code-router"
-    programs = config.agents.programs
-    assert programs
-    shutil.copytree(package / "dist", programs / "ccr", dirs_exist_ok=True)
-    with suppress(FileExistsError):
-        (programs / "bin" / "ccr").symlink_to("../ccr/cli.js")
+    if programs := config.agents.programs:
+        shutil.copytree(package / "dist", programs / "ccr", dirs_exist_ok=True)
+        with suppress(FileExistsError):
+            (programs / "bin" / "ccr").symlink_to("../ccr/cli.js")
     with openai_api.serving(router) as address:
         service = config.connectors["scripted"].model_copy(
             update={"url": address, "protocol": "openai", "model": "m1"}
