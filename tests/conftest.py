@@ -56,6 +56,8 @@ IN_PODS = {
     "test_no_link_leads_out_of_the_sandbox",
     "test_code_runs_without_any_privilege",
     "test_the_kernels_side_doors_are_shut",
+    "test_a_prompt_puts_the_skill_into_the_sandbox_and_is_active_from_then_on",
+    "test_what_sandboxes_lack_is_told_by_doctor_and_before_installing",
     "test_special_files_hold_no_tool_up",
     "test_a_memory_bomb_takes_the_limit_and_no_more",
     "test_what_happens_is_told_in_its_order_and_the_result_comes_last",
@@ -90,7 +92,8 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     if item.nodeid.removeprefix("tests/").startswith(WITHOUT_WALLS):
         item.add_marker(pytest.mark.bubblewrap)
     called = getattr(item, "callspec", None)
-    if called is None or called.params.get("backend_name") != "kubernetes":
+    places = ("backend_name", "data_root")
+    if called is None or "kubernetes" not in (called.params.get(each) for each in places):
         return
     name, is_contract = getattr(item, "originalname", ""), "tests/contract/" in item.nodeid
     if name in NOT_IN_PODS:

@@ -11,7 +11,9 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from mcp_sandbox.cli import cli, main
+from mcp_sandbox.config import Config
 from mcp_sandbox.errors import SandboxError
+from tests.e2e.attacks import KUBERNETES, UNSAFE
 from tests.skills import corpus
 from tests.skills.corpus import good
 from tests.skills.folders import write_skill
@@ -276,9 +278,13 @@ def needing(folder: Path, *modules: str) -> Path:
     return skill
 
 
+@pytest.mark.parametrize("backend_name", [UNSAFE, KUBERNETES], indirect=True)
 def test_what_sandboxes_lack_is_told_by_doctor_and_before_installing(
-    run: Run, tmp_path: Path, data_root: Path
+    run: Run, tmp_path: Path, data_root: Path, config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    (tmp_path / "config.yaml").write_text(config.model_dump_json(exclude_defaults=True))
+    monkeypatch.setenv("MCP_SANDBOX_CONFIG", str(tmp_path / "config.yaml"))
+    monkeypatch.delenv("MCP_SANDBOX_BACKEND")
     needing(tmp_path / "rare", "json", "no_such_module")
     assert "It needs no_such_module (python)" in run("add", "./rare", "--yes").stdout
     (row,) = rows(run("doctor", "--json"))

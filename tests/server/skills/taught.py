@@ -84,12 +84,13 @@ async def taught(
     folder: Path,
     *,
     mode: Any = "auto",
-    backend: str = "bubblewrap",
     **settings: Any,
 ) -> AsyncGenerator[Taught]:
-    """A client of a server on `backend` that offers the skills in `folder` alone."""
+    """A client of a server that offers the skills in `folder` alone."""
     given = {"shipped": False, "folders": (folder,), **settings}
-    config = configured(backend, data_root).model_copy(update={"skills": SkillsConfig(**given)})
+    config = configured(data_root.name, data_root).model_copy(
+        update={"skills": SkillsConfig(**given)}
+    )
     skills = open_skills(config)
     with anyio.fail_after(40):
         async with open_manager(config, skills=skills) as manager:

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from tests.server.skills.conftest import in_pods_too
 from tests.server.skills.taught import Taught, taught, write_skill
 
-pytestmark = pytest.mark.bubblewrap
+pytestmark = in_pods_too
 
 WRAPPER = re.compile(
     r"<skill_content name=\"([^\"\n]*)\" origin=\"([^\"\n]*)\" digest=\"(sha256:[0-9a-f]{64})\">\n"

@@ -217,7 +217,7 @@ async def test_what_a_chat_teaches_itself_no_other_chat_finds(
 ) -> None:
     write_skill(folder, "common", description="For everybody.")
     own = "---\nname: own\ndescription: Calibrates telescopes.\n---\nLook up.\n"
-    async with taught(data_root, folder, backend="bubblewrap", workspace=True) as agent:
+    async with taught(data_root, folder, workspace=True) as agent:
         written = {"path": "skills/own/SKILL.md", "content": own}
         await agent.client.call_tool("write_file", written)
         assert "Look up." in await agent.activate("own")

@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 
 from tests.server.scripted import text_of
+from tests.server.skills.conftest import in_pods_too
 from tests.server.skills.taught import Taught, taught, write_skill
 
-pytestmark = pytest.mark.bubblewrap
+pytestmark = in_pods_too
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from mcp.types import (
 )
 
 from tests.server.scripted import text_of
+from tests.server.skills.conftest import in_pods_too
 from tests.server.skills.shelves import client_of, offering, write_skill
 from tests.server.skills.taught import taught
 
@@ -55,7 +56,7 @@ async def test_each_skill_that_users_may_invoke_is_a_prompt(
     assert "for-models" in resources
 
 
-@pytest.mark.bubblewrap
+@in_pods_too
 @MODES
 async def test_a_prompt_puts_the_skill_into_the_sandbox_and_is_active_from_then_on(
     data_root: Path, tmp_path: Path, mode: str
@@ -64,7 +65,7 @@ async def test_a_prompt_puts_the_skill_into_the_sandbox_and_is_active_from_then_
     files = document("fix", "Run fix.sh for $ARGUMENTS.\n", hidden)
     write_skill(tmp_path / "a", "fix", {**files, "fix.sh": "echo fixed\n"})
     write_skill(tmp_path / "a", "other")
-    async with taught(data_root, tmp_path / "a", mode=mode, backend="bubblewrap") as agent:
+    async with taught(data_root, tmp_path / "a", mode=mode) as agent:
         said = await text(agent.client, "fix", arguments="7")
         assert "lies at /opt/skills/fix, read-only" in said
         assert "\nRun fix.sh for 7.\n\n</skill_content digest=" in said

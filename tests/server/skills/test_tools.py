@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.server.skills.conftest import in_pods_too
 from tests.server.skills.taught import taught, write_skill
 
-pytestmark = pytest.mark.bubblewrap
+pytestmark = in_pods_too
 
 BOTH_ERAS = pytest.mark.parametrize("mode", ["auto", "legacy"])
 SKILL_TOOLS = {"skills_list", "skill_activate"}
@@ -24,7 +25,7 @@ def folder(tmp_path: Path) -> Path:
 async def test_a_skill_is_found_and_read(data_root: Path, folder: Path, mode: str) -> None:
     place = write_skill(folder, "pdf-forms", description="Fills forms.", body=b"\n# Fill\n")
     (place / "notes.md").write_text("Mind the margins.\n")
-    async with taught(data_root, folder, mode=mode, backend="bubblewrap") as agent:
+    async with taught(data_root, folder, mode=mode) as agent:
         assert "\n[1 skill, all that there are]\n" in agent.instructions
         assert agent.instructions.endswith("\n- pdf-forms: Fills forms.")
         assert set(await agent.tools()) >= SKILL_TOOLS
