@@ -119,7 +119,7 @@ ABOUT_MOUNTS = {
 }
 # E2B pauses what nobody holds, after a time that is not less than a minute; a pod with unsaved
 # files waits for a day.
-ABOUT_IDLENESS = {"test_a_sandbox_that_nobody_uses_ends_itself"}
+ABOUT_IDLENESS = {"test_a_sandbox_that_nobody_uses_ends_itself", "test_doors_keep_no_sandbox"}
 # gVisor's kernel is a program of the host: these keep every core busy, also while it is removed.
 BUSY_UNDER_GVISOR = {
     "test_a_fork_bomb_ends_and_the_next_call_works",
@@ -208,7 +208,11 @@ async def emptied(lasting: SessionManager) -> Session:
 
 @pytest.fixture(autouse=True)
 def with_walls(request: pytest.FixtureRequest) -> None:
-    """Skip what unsafe-local does not promise: see `ABOUT_ISOLATION`."""
-    name, open_ones = request.node.originalname, ("unsafe-local", "holding")
-    if name in ABOUT_ISOLATION and request.getfixturevalue("backend_name") in open_ones:
-        pytest.skip("it is about isolation")
+    """Skip what a place does not promise: see `ABOUT_ISOLATION` and `ABOUT_IDLENESS`."""
+    name, places = request.node.originalname, ("unsafe-local", "holding")
+    if name in ABOUT_IDLENESS:
+        places = ("e2b", "kubernetes-backups")
+    elif name not in ABOUT_ISOLATION:
+        return
+    if request.getfixturevalue("backend_name") in places:
+        pytest.skip("its place does not promise this")

@@ -1,5 +1,6 @@
 """What leaves a sandbox with allowed hosts, on every backend that has a wall."""
 
+import re
 import ssl
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -42,8 +43,8 @@ time.sleep(1000)
 
 @pytest.fixture(autouse=True)
 def with_a_wall(request: pytest.FixtureRequest) -> None:
-    if "unsafe-local" in request.node.name:
-        pytest.skip("it has no wall to put a door into")
+    if re.search("unsafe-local|holding|e2b|kubernetes", request.node.name):
+        pytest.skip("it has no wall to put a door into, or is refused this network")
 
 
 @dataclass

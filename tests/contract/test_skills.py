@@ -236,6 +236,8 @@ async def test_what_a_chat_throws_away_is_never_the_source(taught: Config, folde
 async def test_a_warm_sandbox_shows_skills_too(taught: Config) -> None:
     pooled = taught.model_copy(update={"pool": PoolConfig(size=1)})
     async with open_manager(pooled) as manager:
+        if not manager.statistics().pool:
+            pytest.skip("what holds files has no pool of ours")
         with anyio.fail_after(30):
             while manager.statistics().pool["idle"] < 1:
                 await anyio.sleep(0.02)
