@@ -68,7 +68,7 @@ GAPS_IN_PODS = {
     "test_nothing_of_a_skill_can_be_changed": "skills lie on the chat's own volume",
     "test_no_tool_changes_a_skill": "skills lie on the chat's own volume",
     "test_only_the_chats_own_places_are_writable": "skills and the runner's socket are its own",
-    "test_processes_are_limited": "the runner counts them, and memory ends first",
+    "test_processes_are_limited": "what a call starts is the node's to limit",
 }
 # What looks at folders of this host, or at limits by blocks of its disk.
 NOT_IN_PODS = {

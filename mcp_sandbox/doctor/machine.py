@@ -348,7 +348,10 @@ async def examine_cluster(config: Config) -> list[Check]:
         return [check("fail", "the cluster cannot be asked", str(exc))]
     if not settings.seccomp_profile:
         weak = "the runtime's default profile, which allows more system calls than sandboxes need"
-        remedy = "put a profile on the nodes and name it in kubernetes.seccomp_profile"
+        remedy = (
+            "put what `mcp-sandbox kubernetes seccomp` prints into a file on the nodes, below "
+            "/var/lib/kubelet/seccomp, and name it in kubernetes.seccomp_profile"
+        )
         checks.append(Check("kubernetes", "system calls", "warn", weak, remedy))
     return checks
 

@@ -120,6 +120,7 @@ async def test_doctor_runs_code_in_a_pod_and_leaves_nothing(fake: Cluster, tmp_p
     told = await examine_cluster(config)
     assert of(told, "rights").status == "ok"
     assert of(told, "system calls").status == "warn"
+    assert "`mcp-sandbox kubernetes seccomp`" in of(told, "system calls").remedy
 
 
 async def test_doctor_tries_the_cluster_that_is_configured_and_no_other_place(

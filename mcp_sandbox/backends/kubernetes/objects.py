@@ -308,7 +308,8 @@ class Renderer:
             limits={
                 "memory": f"{limits.memory_mb} MiB (cgroup)",
                 "cpus": f"{limits.cpus:g} (cgroup)",
-                "pids": f"{limits.pids} (by the runner; the node's own limit a pod above it)",
+                "pids": f"{limits.pids} left when a call begins (by the runner); the node's limit "
+                "a pod, if it has one, for what a call starts",
                 "shm": f"{limits.shm_mb} MiB",
                 "tmp": f"{limits.tmp_mb} MiB, counted as memory",
                 "open_files": f"{limits.open_files} a process",
