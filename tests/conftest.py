@@ -56,6 +56,7 @@ IN_PODS = {
     "test_no_link_leads_out_of_the_sandbox",
     "test_code_runs_without_any_privilege",
     "test_the_kernels_side_doors_are_shut",
+    "test_nothing_of_a_skill_can_be_changed",
     "test_a_prompt_puts_the_skill_into_the_sandbox_and_is_active_from_then_on",
     "test_what_sandboxes_lack_is_told_by_doctor_and_before_installing",
     "test_special_files_hold_no_tool_up",
@@ -65,9 +66,7 @@ IN_PODS = {
 }
 # Attacks that succeed in pods.
 GAPS_IN_PODS = {
-    "test_nothing_of_a_skill_can_be_changed": "skills lie on the chat's own volume",
-    "test_no_tool_changes_a_skill": "skills lie on the chat's own volume",
-    "test_only_the_chats_own_places_are_writable": "skills and the runner's socket are its own",
+    "test_only_the_chats_own_places_are_writable": "the runner's socket is its own",
     "test_processes_are_limited": "what a call starts is the node's to limit",
 }
 # What looks at folders of this host, or at limits by blocks of its disk.

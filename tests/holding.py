@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import anyio
 import pytest
 from anyio import to_thread
 from anyio.abc import ByteStream
@@ -23,6 +24,7 @@ from mcp_sandbox import models
 from mcp_sandbox.backends.base import Sandbox
 from mcp_sandbox.backends.bubblewrap import backend as bubblewrap
 from mcp_sandbox.backends.sandbox_records import make_gone_error, new_id, sandbox_user
+from mcp_sandbox.backends.skill_copy import pack, put_command
 from mcp_sandbox.errors import SandboxGone
 
 _SHOWN = {"workspace": "/workspace", "home": "/home/sandbox", "skills": "/opt/skills"}
@@ -56,6 +58,10 @@ class HeldSandbox:
     async def ending(self, *, within_s: float = 0.0) -> models.Ending | None:
         return await self.inner.ending(within_s=within_s)
 
+    async def show_skill(self, name: str, files: Mapping[str, bytes]) -> None:
+        command = put_command(name, str(self._backend.root / self.id / "skills"))
+        await anyio.run_process(command, input=pack(files))
+
 
 class HoldingBackend:
     """Makes them."""
@@ -66,7 +72,7 @@ class HoldingBackend:
     def __init__(self, data_root: Path, *, walls: bool = True) -> None:
         self.inner = _Unsafe(data_root, walls=False)
         self.probe, self.origin = self.inner.probe, self.inner.origin
-        self._root = data_root / "held"
+        self.root = data_root / "held"
 
     async def create(self, spec: models.SandboxSpec) -> HeldSandbox:
         sandbox_id = new_id()
@@ -105,10 +111,10 @@ class HoldingBackend:
     async def destroy(self, sandbox_id: models.SandboxId) -> None:
         with suppress(SandboxGone):
             await self.inner.destroy((await to_thread.run_sync(self._read, sandbox_id))[1])
-        await to_thread.run_sync(lambda: shutil.rmtree(self._root / sandbox_id, ignore_errors=True))
+        await to_thread.run_sync(lambda: shutil.rmtree(self.root / sandbox_id, ignore_errors=True))
 
     async def _start(self, sandbox_id: models.SandboxId, spec: models.SandboxSpec) -> Sandbox:
-        place = self._root / sandbox_id
+        place = self.root / sandbox_id
         mounts = tuple(models.Mount(place / name, at) for name, at in _SHOWN.items())
         inner = await self.inner.create(replace(spec, mounts=mounts))
         await to_thread.run_sync(self._write, sandbox_id, spec, inner.id)
@@ -116,16 +122,16 @@ class HoldingBackend:
 
     def _make_folders(self, sandbox_id: models.SandboxId) -> None:
         for name in _SHOWN:
-            (self._root / sandbox_id / name).mkdir(parents=True)
-            os.chown(self._root / sandbox_id / name, *sandbox_user())
+            (self.root / sandbox_id / name).mkdir(parents=True)
+            os.chown(self.root / sandbox_id / name, *sandbox_user())
 
     def _list(self) -> list[models.SandboxId]:
-        return [models.SandboxId(path.name) for path in self._root.glob("*")]
+        return [models.SandboxId(path.name) for path in self.root.glob("*")]
 
     def _read(self, sandbox_id: models.SandboxId) -> tuple[models.SandboxSpec, models.SandboxId]:
         try:
             found: tuple[models.SandboxSpec, models.SandboxId] = pickle.loads(
-                (self._root / sandbox_id / "state").read_bytes()
+                (self.root / sandbox_id / "state").read_bytes()
             )
         except FileNotFoundError:
             raise make_gone_error(sandbox_id) from None
@@ -134,9 +140,9 @@ class HoldingBackend:
     def _write(
         self, sandbox_id: models.SandboxId, spec: models.SandboxSpec, inner: models.SandboxId
     ) -> None:
-        new = self._root / sandbox_id / "state.new"
+        new = self.root / sandbox_id / "state.new"
         new.write_bytes(pickle.dumps((spec, inner)))
-        new.replace(self._root / sandbox_id / "state")
+        new.replace(self.root / sandbox_id / "state")
 
 
 @contextmanager

@@ -5,7 +5,7 @@ than the spec asks for.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import NoReturn, Protocol
+from typing import NoReturn, Protocol, runtime_checkable
 
 from anyio.abc import ByteStream
 
@@ -39,6 +39,14 @@ class Sandbox(Protocol):
         """Return why it ended; None if it still runs after `within_s` seconds."""
 
 
+@runtime_checkable
+class ShowsSkills(Protocol):
+    """A sandbox without mounts: its backend puts skills where code inside cannot write."""
+
+    async def show_skill(self, name: str, files: Mapping[str, bytes]) -> None:
+        """Have a folder of /opt/skills hold these files; raises SandboxGone, BackendUnavailable."""
+
+
 class Backend(Protocol):
     """A place where sandboxes live."""
 
@@ -48,8 +56,8 @@ class Backend(Protocol):
     def holds_files(self) -> bool:
         """True where sandboxes have no mounts, but places of their own that outlive a pause.
 
-        These are empty at first and the sandbox user's: /workspace, /home/sandbox, /opt/skills.
-        `attach` starts their runner again where it has ended.
+        /workspace and /home/sandbox are empty at first and the sandbox user's; skills are shown by
+        `ShowsSkills`. `attach` starts their runner again where it has ended.
         """
 
     @property

@@ -99,9 +99,6 @@ async def attack(config: Config, tell: Callable[[str], object]) -> Attack:
         at["beside_port"] = int((await listening.wait(until="\n", wait_s=_LIMIT_S)).stdout)
         facts = await session.info()
         gaps = _known_gaps(facts, config)
-        # There a chat may change its own copies of skills.
-        if facts.backend in ("kubernetes", "e2b"):
-            at["copied"] = "/opt/skills"
         for name in inside.ATTEMPTS:
             verdict, evidence = await _make_attempt(session, program, {**at, "attempt": name})
             group, _, attempt = name.partition(": ")
@@ -170,7 +167,7 @@ def set_out(folder: Path, stack: ExitStack, config: Config) -> dict[str, Any]:
     others = [f"{each}:{port}" for each in sorted({*local}) if not each.startswith("127.")][:5]
     hosts = ("127.0.0.1", "host.internal", "a.test", "169.254.169.254")
     chat = folder / "data" / "sandbox" / "workspace" / _OTHER.user / f"chat-{_OTHER.chat}"
-    at |= {"port": port, "addresses": others, "secret": "".join(config.secrets), "copied": ""}
+    at |= {"port": port, "addresses": others, "secret": "".join(config.secrets)}
     at |= {"targets": [*(f"{each}:{port}" for each in hosts), *others]}
     return {**at, **asdict(config.limits.values()), "other": str(chat / at["mark"])}
 

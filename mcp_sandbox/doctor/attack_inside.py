@@ -204,10 +204,8 @@ ATTEMPTS: dict[str, Callable[[Any], str]] = {
     "files: see mounts of the host": lambda _: nowhere(
         row[4] for row in words(MOUNTS) if row[4] not in OWN and not row[4].startswith(BENEATH)
     ),
-    "files: change the system or its settings": lambda at: nowhere(
-        path
-        for path in (*SYSTEM, *glob(CGROUPS, recursive=True))
-        if path != at.copied and os.access(path, os.W_OK)
+    "files: change the system or its settings": lambda _: nowhere(
+        path for path in (*SYSTEM, *glob(CGROUPS, recursive=True)) if os.access(path, os.W_OK)
     ),
     "files: open one of another chat": lambda at: opening(at.other, f"../..{at.other}"),
     "identity: become root": lambda _: none_of([("uid", os.setuid, 0), ("gid", os.setgid, 0)]),

@@ -33,10 +33,10 @@ from typing import TypeVar
 import anyio
 from anyio import to_thread
 
+from mcp_sandbox.backends.base import Sandbox, ShowsSkills
 from mcp_sandbox.durable import locked, publish_folder, read_note, sync, write_note
-from mcp_sandbox.errors import Busy, CallerError, NotFound, TooLarge, UnknownSkill
+from mcp_sandbox.errors import Busy, CallerError, TooLarge, UnknownSkill
 from mcp_sandbox.models import ChatId
-from mcp_sandbox.runtime.runtime import Runtime
 from mcp_sandbox.skills.contents import digest_of, gather, open_folder, read_whole
 from mcp_sandbox.skills.front_matter import split
 from mcp_sandbox.skills.library import SkillLibrary
@@ -251,14 +251,13 @@ class Activation:
 class ChatPins:
     """The versions of skills that one chat has."""
 
-    def __init__(self, chat: ChatId, workspaces: Workspaces, *, copied: bool = False) -> None:
-        """Give it copies, where it is `copied`: its sandbox cannot see the view."""
+    def __init__(self, chat: ChatId, workspaces: Workspaces) -> None:
         self._chat = chat
-        self._copied = copied
         self._data_root = workspaces.data_root
         tree = workspaces.skills_of(chat)
         self._pins = PinStore(tree) if tree else None
         self._limiter = anyio.CapacityLimiter(1)
+        self._showing = anyio.Lock()
         self._variables: Mapping[str, str] | None = None
 
     async def variables(self) -> Mapping[str, str]:
@@ -303,20 +302,15 @@ class ChatPins:
             skill, digest, body, contents, path_of(name), drift=others, left_out=left_out
         )
 
-    async def show_in(self, runtime: Runtime, only: str = "") -> None:
-        """Copy the chat's skills, or one of them, to where its sandbox has them, if it must be."""
-        pins = self._pins if self._copied else None
-        for name in await self._run(pins.shown) if pins else ():
-            if pins is None or only not in ("", path_of(name)):
-                continue
-            files = await self._run(partial(pins.read_all, name))
-            with suppress(NotFound):
-                await runtime.files.delete(path_of(name), recursive=True)
-            for path, data in files.items():
-                await runtime.files.write(f"{path_of(name)}/{path}", data)
-            scripts = [path for path, data in files.items() if data.startswith(b"#!")]
-            if scripts:
-                await runtime.exec(["chmod", "+x", *scripts], cwd=path_of(name))
+    async def show_in(self, sandbox: Sandbox, only: str = "") -> None:
+        """Have a sandbox without mounts show the chat's skills, or one of them."""
+        pins = self._pins
+        if pins is None or not isinstance(sandbox, ShowsSkills):
+            return
+        async with self._showing:
+            for name in await self._run(pins.shown):
+                if only in ("", path_of(name)):
+                    await sandbox.show_skill(name, await self._run(partial(pins.read_all, name)))
 
     async def file(self, skill: Skill, path: str) -> tuple[Contents, bytes] | None:
         """Return the contents of the chat's version, and one file of it; None if it has none."""

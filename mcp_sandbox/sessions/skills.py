@@ -175,7 +175,7 @@ class ChatSkills:
         # The sandbox first: it makes the chat's directories, or takes those of a warm one.
         async with self._gate.enter(Action(self._chat, "skill_activate", arguments)) as entered:
             activation = await self._pinning.activate(skill, self.library, refresh=refresh)
-            await self._pinning.show_in(entered.runtime, activation.path_in_sandbox or "-")
+            await self._pinning.show_in(entered.held.sandbox, activation.path_in_sandbox or "-")
             activation = await self._checked(activation, entered)
         repeated = not refresh and learned.told.get(skill.uri) == activation.digest
         path, tools = activation.path_in_sandbox, skill.front.allowed_tools

@@ -131,6 +131,7 @@ class Cluster:
             Route("/apis/{group}", self._group),
             Route("/{base:path}/selfsubjectaccessreviews", self._review, methods=["POST"]),
             WebSocketRoute(f"{base}/pods/{{name}}/exec", self._exec),
+            Route(f"{base}/{{plural}}/{{name}}/ephemeralcontainers", self._add, methods=["PATCH"]),
             Route(f"{base}/{{plural}}/{{name}}", self._one, methods=every),
             Route(f"{base}/{{plural}}", self._many, methods=every),
         ]
@@ -199,6 +200,13 @@ class Cluster:
         do = self.store.delete if request.method == "DELETE" else self.store.get
         return JSONResponse(do(plural, name))
 
+    async def _add(self, request: Request) -> Response:
+        """Add containers to a pod that runs."""
+        self._admit(request, "pods/ephemeralcontainers")
+        name, news = request.path_params["name"], await request.json()
+        assert news["spec"].keys() == {"ephemeralContainers"}
+        return JSONResponse(self.store.patch("pods", name, news, also="ephemeralContainers"))
+
     async def _events(self, plural: str, query: dict[str, str]) -> AsyncGenerator[bytes]:
         async for event in self.store.watch(plural, query):
             yield json.dumps(event).encode() + b"\n"
@@ -207,7 +215,8 @@ class Cluster:
         """Run a program in a pod's container, as the last step of a chain of proxies does."""
         offered = websocket.scope["subprotocols"]
         chosen = next((each for each in self.protocols if each in offered), None)
-        name, words = websocket.path_params["name"], websocket.query_params.getlist("command")
+        name, query = websocket.path_params["name"], websocket.query_params
+        words, of = query.getlist("command"), query["container"]
         self.requests.append(("EXEC", websocket.url.path))
         forbidden = ("create", "pods/exec") in self.forbidden
         absent = 404 if name not in self.store.objects["pods"] else 0
@@ -218,7 +227,7 @@ class Cluster:
         await websocket.accept(chosen)
         self._streams.add(websocket)
         try:
-            command = ["docker", "exec", "-i", self.node.container(name), *words]
+            command = ["docker", "exec", "-i", self.node.container(name, of), *words]
             async with await anyio.open_process(command) as process:
                 await _join(websocket, process, is_v5=chosen == V5)
                 with suppress(ProcessLookupError):

@@ -35,8 +35,9 @@ class Node:
         self._folder = folder
         self._tasks = tasks
         self._engine = docker.from_env(timeout=60)
-        # By the uid of a pod.
+        # By the uid of a pod: its own, and the ephemeral one beside it.
         self._containers: dict[str, Container] = {}
+        self._beside: dict[str, Container] = {}
         self._limit = anyio.CapacityLimiter(60)
         store.listeners.append(self._notice)
         self.behave()
@@ -51,13 +52,14 @@ class Node:
         self.is_hollow = False
 
     def close(self) -> None:
-        for container in self._containers.values():
+        for container in (*self._beside.values(), *self._containers.values()):
             _remove(container)
         self._engine.close()
 
-    def container(self, name: str) -> str:
-        """Return the container of a pod."""
-        return str(self._containers[self._store.get("pods", name)["metadata"]["uid"]].id)
+    def container(self, name: str, of: str = "sandbox") -> str:
+        """Return a container of a pod."""
+        uid = self._store.get("pods", name)["metadata"]["uid"]
+        return str((self._containers if of == "sandbox" else self._beside)[uid].id)
 
     def _notice(self, change: Change) -> None:
         begin, name = self._tasks.start_soon, change.found["metadata"]["name"]
@@ -67,6 +69,8 @@ class Node:
                 begin(self._run, name, change.found)
             case "pods", "ENDING":
                 begin(self._end, name, change.found)
+            case "pods", "MODIFIED" if "ephemeralContainers" in change.found["spec"]:
+                begin(self._add, name, change.found)
             case "persistentvolumeclaims", "ADDED":
                 begin(self._bind, name)
             case ("pods", "DELETED") | ("persistentvolumeclaims", "ENDING"):
@@ -80,7 +84,7 @@ class Node:
     async def _bind(self, name: str) -> None:
         # As a driver makes it that honours fsGroup.
         folder = self._claim_folder(name)
-        for place in (folder, *(folder / sub for sub in ("workspace", "home", "skills"))):
+        for place in (folder, *(folder / sub for sub in ("workspace", "home"))):
             place.mkdir(parents=True, exist_ok=True)
             os.chown(place, 0, 10001)
             place.chmod(0o2775)
@@ -112,7 +116,9 @@ class Node:
         address = ""
         if not self.is_hollow:
             try:
-                made = await to_thread.run_sync(self._create, name, pod, limiter=self._limit)
+                made = await to_thread.run_sync(
+                    self._create, name, pod, pod["spec"]["containers"][0], limiter=self._limit
+                )
             except APIError as exc:
                 reason = "ErrImagePull" if isinstance(exc, ImageNotFound) else "RunContainerError"
                 state = {"waiting": {"reason": reason, "message": str(exc.explanation)}}
@@ -129,6 +135,23 @@ class Node:
         self._tell(name, **told, containerStatuses=[{"name": "sandbox", "state": state}])
         if not self.is_hollow:
             await self._wait(name, uid, made)
+
+    async def _add(self, name: str, pod: Json) -> None:
+        """Run the container that was put beside a pod's own."""
+        uid, (asked,) = pod["metadata"]["uid"], pod["spec"]["ephemeralContainers"]
+        known = self._store.objects["pods"].get(name, pod)["status"]
+        if uid not in self._containers or "ephemeralContainerStatuses" in known:
+            return
+        told: Json = {"name": asked["name"], "state": {"waiting": {"reason": "ContainerCreating"}}}
+        self._tell(name, ephemeralContainerStatuses=[told])
+        # The pod may end meanwhile.
+        with suppress(APIError):
+            self._beside[uid] = await to_thread.run_sync(self._create, name, pod, asked)
+        if uid not in self._containers:
+            await self._stop(uid)
+            return
+        state = {"running": {"startedAt": self._store.now()}}
+        self._tell(name, ephemeralContainerStatuses=[{**told, "state": state}])
 
     def _find_obstacle(self, pod: Json) -> str:
         """Return why a pod cannot be placed."""
@@ -167,9 +190,7 @@ class Node:
         while self.is_lost:
             await self._store.changed.wait()
         uid = pod["metadata"]["uid"]
-        container = self._containers.pop(uid, None)
-        if container:
-            await to_thread.run_sync(_remove, container)
+        container = await self._stop(uid)
         known = self._store.objects["pods"].get(name)
         if known is None or known["metadata"]["uid"] != uid:
             return
@@ -179,39 +200,47 @@ class Node:
 
     async def end_pod(self, name: str, reason: str) -> None:
         """End a pod as a node does that is low on memory, or its kernel."""
-        container = self._containers.pop(self._store.get("pods", name)["metadata"]["uid"], None)
+        uid = self._store.get("pods", name)["metadata"]["uid"]
         if reason == "OOMKilled":
             self._tell_end(name, 137, reason)
         else:
             told = {"phase": "Failed", "reason": reason, "message": "low on memory"}
             ready = [{"type": "Ready", "status": "False"}]
             self._tell(name, **told, containerStatuses=[], conditions=ready)
-        if container:
+        await self._stop(uid)
+
+    async def _stop(self, uid: str) -> bool:
+        """Remove the containers of a pod; return whether there were any."""
+        found = [rows.pop(uid) for rows in (self._beside, self._containers) if uid in rows]
+        for container in found:
             await to_thread.run_sync(_remove, container)
+        for folder in (self._folder / "claims").glob(f"{uid}-*"):
+            await to_thread.run_sync(shutil.rmtree, folder, True)
+        return bool(found)
 
     # Containers. All of these block.
 
-    def _create(self, name: str, pod: Json) -> Container:
-        spec = pod["spec"]
-        (asked,) = spec["containers"]
-        user, limits, own = (
-            spec["securityContext"],
-            asked["resources"]["limits"],
-            asked["securityContext"],
-        )
+    def _create(self, name: str, pod: Json, asked: Json) -> Container:
+        spec, uid = pod["spec"], pod["metadata"]["uid"]
+        user, own = spec["securityContext"], asked["securityContext"]
         assert own["allowPrivilegeEscalation"] is False
+        # One that is added has no limits of its own.
+        limits = (asked["resources"] or spec["containers"][0]["resources"])["limits"]
         memory, cpus = int(quantity(limits["memory"])), quantity(limits["cpu"])
-        mounts, tmpfs = self._mounts(spec, asked)
+        mounts, tmpfs = self._mounts(pod, asked)
+        main = self._containers.get(uid)
         made = self._engine.containers.create(
             asked["image"],
             entrypoint=[_expand(word) for word in asked["command"]],
             command=[],
-            name=f"k8s-{name[:60]}-{pod['metadata']['uid'][:8]}",
+            name=f"k8s-{asked['name']}-{name[:50]}-{uid[:8]}",
             labels={"app": "mcp-sandbox", "mcp-sandbox.test": "kubernetes"},
-            environment={each["name"]: _expand(each.get("value", "")) for each in asked["env"]},
+            environment={
+                each["name"]: _expand(each.get("value", "")) for each in asked.get("env", ())
+            },
             user=f"{user['runAsUser']}:{user['runAsGroup']}",
             working_dir=asked.get("workingDir"),
-            hostname=spec.get("hostname", name),
+            hostname=None if main else spec.get("hostname", name),
             read_only=own["readOnlyRootFilesystem"],
             cap_drop=own["capabilities"]["drop"],
             security_opt=["no-new-privileges:true", *self._seccomp(user["seccompProfile"])],
@@ -222,7 +251,7 @@ class Node:
             pids_limit=1024,
             tmpfs=tmpfs,
             mounts=mounts,
-            network_mode=self._network(pod),
+            network_mode=f"container:{main.id}" if main else self._network(pod),
         )
         try:
             made.start()
@@ -232,21 +261,26 @@ class Node:
             raise
         return made
 
-    def _mounts(self, spec: Json, container: Json) -> tuple[list[Mount], dict[str, str]]:
+    def _mounts(self, pod: Json, container: Json) -> tuple[list[Mount], dict[str, str]]:
         mounts, tmpfs = list[Mount](), dict[str, str]()
-        volumes = {each["name"]: each for each in spec.get("volumes", [])}
+        volumes = {each["name"]: each for each in pod["spec"].get("volumes", [])}
         for mount in container.get("volumeMounts", []):
             path, volume = mount["mountPath"], volumes[mount["name"]]
-            if "emptyDir" in volume:
+            if volume.get("emptyDir"):
                 size = int(quantity(volume["emptyDir"]["sizeLimit"]))
                 # The engine takes the mode of the image's folder; the cluster, fsGroup.
                 own = "" if path.startswith(("/tmp", "/dev")) else ",uid=10001"
                 flags = f"rw,exec,nosuid,nodev,size={size},nr_inodes=64k,mode=1777"
                 tmpfs[path] = f"{flags},gid=10001{own}"
             else:
-                claim = volume["persistentVolumeClaim"]["claimName"]
-                source = str(self._claim_folder(claim) / mount["subPath"])
-                mounts.append(Mount(path, source, "bind"))
+                shared = f"{pod['metadata']['uid']}-{mount['name']}"
+                claim = volume.get("persistentVolumeClaim", {"claimName": shared})["claimName"]
+                source = self._claim_folder(claim) / mount.get("subPath", "")
+                if claim == shared and not source.exists():
+                    source.mkdir(parents=True)
+                    source.chmod(0o777)
+                is_fixed = mount.get("readOnly", False)
+                mounts.append(Mount(path, str(source), "bind", read_only=is_fixed))
         return mounts, tmpfs
 
     def _seccomp(self, profile: Json) -> list[str]:

@@ -120,12 +120,12 @@ class Store:
             default_pod(found)
         return self._note("ADDED", plural, found, None)
 
-    def patch(self, plural: str, name: str, news: Json) -> Json:
+    def patch(self, plural: str, name: str, news: Json, also: str = "") -> Json:
         """Change an object as somebody with kubectl does."""
         found = self.get(plural, name)
         merged = merge(found, news)
         for key in found["spec"].keys() | merged["spec"].keys():
-            is_fixed = plural in _MUTABLE and key not in _MUTABLE[plural]
+            is_fixed = plural in _MUTABLE and key not in {*_MUTABLE[plural], also}
             if is_fixed and merged["spec"].get(key) != found["spec"].get(key):
                 raise HTTPException(422, f"spec.{key} is immutable")
         bare = {key: merged[key] for key in ("apiVersion", "kind", "spec")}

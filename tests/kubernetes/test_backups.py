@@ -10,6 +10,7 @@ import yaml
 from pydantic import ValidationError
 
 from mcp_sandbox.app.chats import open_backend, open_manager
+from mcp_sandbox.backends.base import ShowsSkills
 from mcp_sandbox.cli.setup import manifests
 from mcp_sandbox.config import Config, KubernetesConfig, StorageConfig
 from mcp_sandbox.doctor.machine import examine_cluster
@@ -176,7 +177,11 @@ async def test_a_new_chat_gets_a_warm_sandbox_and_the_pool_another(
         # Another server finds it by its claim.
         async with open_backend("kubernetes", config) as other:
             (info,) = await other.running()
-            assert (await other.attach(info.id)).token
+            sandbox = await other.attach(info.id)
+            assert isinstance(sandbox, ShowsSkills)
+            await sandbox.show_skill("pdf", {"SKILL.md": b"text"})
+        seen = await session.exec("cat /opt/skills/pdf/SKILL.md; touch /opt/skills/new")
+        assert (seen.stdout, "Read-only file system" in seen.stderr) == ("text", True)
         await manager.stop(CHAT)
         assert not fake.names("sandboxclaims")
         with anyio.fail_after(20):

@@ -306,6 +306,10 @@ async def test_a_pod_that_somebody_changed_is_ended(
         assert (await session.exec("cat file")).stdout == "kept\n"
         (pod,) = fake.store.objects["pods"].values()
         assert pod["spec"]["containers"][0]["image"] != "other/image:1"
+        other = {**container, "name": "skills", "image": "other/image:1", "resources": {}}
+        beside = {"spec": {"ephemeralContainers": [other]}}
+        told = await lost(session, lambda: fake.do(fake.store.set, "pods", pod_of(fake), beside))
+        assert "somebody changed it in the cluster" in told
 
 
 async def test_the_label_that_policies_choose_by_is_watched(

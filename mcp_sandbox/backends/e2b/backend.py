@@ -29,6 +29,7 @@ from mcp_sandbox.backends.runner_copy import (
     runner_sources,
 )
 from mcp_sandbox.backends.sandbox_records import make_gone_error
+from mcp_sandbox.backends.skill_copy import SKILLS, pack, put_command
 from mcp_sandbox.config import E2BConfig
 from mcp_sandbox.errors import BackendUnavailable, SandboxGone
 
@@ -37,18 +38,19 @@ _INSTANCE, _MADE_FROM, _NETWORK = "mcp-sandbox", "mcp-sandbox-template", "mcp-sa
 _ARCHIVE, _PLACE = f"{models.OURS}/runner.tgz", "/run/mcp-sandbox"
 _SOCKET, _TOKEN = f"{_PLACE}/runner.sock", f"{_PLACE}/token"
 _START, _SECRET = f"{models.OURS}/start", f"{models.OURS}/secret"
+_SKILL = f"{models.OURS}/skill"
 _RELAY = f"exec python3 -I -S {models.RELAY} --lines --announce {_SOCKET} 5"
 _HOME = "/home/sandbox"
 _PATH = f"{_HOME}/.local/bin:/usr/local/bin:/usr/bin:/bin"
 # A user without rights, as everywhere: E2B's own may become root.
 _SETUP = f"""set -e
 tar -xzf {_ARCHIVE} -C {models.OURS}
-mkdir -p /workspace {_HOME} /opt/skills
+mkdir -p /workspace {_HOME} {SKILLS}
 grep -q '^sandbox:' /etc/passwd || {{
   echo 'sandbox:x:10001:10001::{_HOME}:/bin/bash' >>/etc/passwd
   echo 'sandbox:x:10001:' >>/etc/group
 }}
-chown 10001:10001 /workspace {_HOME} /opt/skills
+chown 10001:10001 /workspace {_HOME}
 (umask 077; od -An -vtx1 -N32 /dev/urandom | tr -d ' \\n' >{_SECRET})
 """
 _CONNECT = f"import socket; socket.socket(socket.AF_UNIX).connect('{_SOCKET}')"
@@ -96,6 +98,11 @@ class E2BSandbox:
     async def pause(self) -> bool:
         await self.client.pause(self.id)
         return True
+
+    async def show_skill(self, name: str, files: Mapping[str, bytes]) -> None:
+        # As its root: the folder is not the sandbox user's.
+        await self.box.write(_SKILL, pack(files))
+        await self.box.run(f"{shlex.join(put_command(name))} <{_SKILL}")
 
     async def ending(self, *, within_s: float = 0.0) -> models.Ending | None:  # noqa: ARG002
         """Return "lost" if E2B does not know it any more, "ended" if only its runner has ended."""

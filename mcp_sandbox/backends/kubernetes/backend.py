@@ -11,6 +11,7 @@ import secrets
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -30,18 +31,22 @@ from mcp_sandbox.backends.kubernetes.objects import (
     CLAIM,
     LABELS,
     NAME,
+    OWN,
     SANDBOX,
     VOLUME,
     WARM_POOL,
+    WRITER,
     Json,
     Made,
     Renderer,
     relay_command,
+    skill_writer,
 )
 from mcp_sandbox.backends.kubernetes.verify import find_weaker, read_template
 from mcp_sandbox.backends.kubernetes.watch import NEVER, WARM, Namespace, Row
 from mcp_sandbox.backends.runner_copy import runner_digest
 from mcp_sandbox.backends.sandbox_records import make_gone_error
+from mcp_sandbox.backends.skill_copy import pack, put_command
 from mcp_sandbox.config import KubernetesConfig
 from mcp_sandbox.durable import locked, make_folder, write_file
 from mcp_sandbox.errors import (
@@ -96,6 +101,9 @@ class KubernetesSandbox:
 
     async def pause(self) -> bool:
         return await self.backend.pause(self.id)
+
+    async def show_skill(self, name: str, files: Mapping[str, bytes]) -> None:
+        await self.backend.show_skill(self, name, pack(files))
 
     async def ending(self, *, within_s: float = 0.0) -> models.Ending | None:
         return await self.backend.ending(self.id, self.uid, within_s)
@@ -237,10 +245,31 @@ class KubernetesBackend:
 
     async def connect(self, sandbox_id: models.SandboxId, uid: str) -> ByteStream:
         """Open a byte stream to the runner; raises SandboxGone."""
+        return await self._relay(self._pod(sandbox_id, uid))
+
+    def _pod(self, sandbox_id: models.SandboxId, uid: str) -> Row:
         pod = self._space.pods.get(sandbox_id)
         if pod is None or pod.uid != uid or pod.has_ended:
             raise make_gone_error(sandbox_id)
-        return await self._relay(pod)
+        return pod
+
+    async def show_skill(self, sandbox: KubernetesSandbox, name: str, packed: bytes) -> None:
+        """Put a skill into a pod, by a container that begins with its first one."""
+        find, within_s = partial(self._pod, sandbox.id, sandbox.uid), self._config.start_timeout
+        pod, tasks = find(), self._space.tasks
+        try:
+            if not pod.shows_skills:
+                news = {"spec": {"ephemeralContainers": [skill_writer(sandbox.made)]}}
+                await self._api.patch(POD, f"{pod.name}/ephemeralcontainers", news)
+                await self._space.until(lambda: find().shows_skills or None, within_s)
+            at, command = (pod.name, WRITER), put_command(name)
+            put = await open_exec(self._api, tasks, at, command, packed, within_s)
+        except (Refused, ExecFailed) as exc:
+            raise BackendUnavailable(
+                f"the skill {name} cannot be put into the sandbox ({exc}): sandbox_reset gives it "
+                "another pod; if it goes on, see `kubectl describe pod`"
+            ) from exc
+        await put.aclose()
 
     async def ending(
         self, sandbox_id: models.SandboxId, uid: str, within_s: float
@@ -300,6 +329,8 @@ class KubernetesBackend:
             return ["what it was made from is not noted"]
         files = self.renderer.files(kind, name)
         wanted = self.renderer.template(made, "" if kind is CLAIM else name, files)
+        if found["spec"].get("ephemeralContainers"):
+            wanted["spec"]["ephemeralContainers"] = [skill_writer(made)]
         own, labels = wanted["metadata"]["labels"], found["metadata"].get("labels", {})
         changed = [f"label {key} is changed" for key in own if labels.get(key) != own[key]]
         return changed + find_weaker(wanted["spec"], found["spec"])
@@ -338,7 +369,7 @@ class KubernetesBackend:
         command = relay_command(listens_s, hands_over=first)
         secret = self.renderer.token(pod.uid).hex().encode() + b"\n" if first else b""
         most_s, tasks = _CONNECT_S + listens_s, self._space.tasks
-        stream = await open_exec(self._api, tasks, pod.name, command, secret, most_s)
+        stream = await open_exec(self._api, tasks, (pod.name, OWN), command, secret, most_s)
         open_ones = {each for each in self._streams.get(pod.uid, ()) if not each.closed.is_set()}
         self._streams[pod.uid] = open_ones | {stream}
         return stream

@@ -227,13 +227,13 @@ class ApiServer:
             raise BackendUnavailable(f"the watch of {kind.plural} was cut off: {exc!r}") from exc
 
     @asynccontextmanager
-    async def exec(self, pod: str, command: list[str]) -> AsyncGenerator[WebSocket]:
-        """Start a program in a pod; raises Refused, and any of WEBSOCKET_ENDS."""
+    async def exec(self, pod: str, container: str, command: list[str]) -> AsyncGenerator[WebSocket]:
+        """Start a program in a container of a pod; raises Refused, and any of WEBSOCKET_ENDS."""
         client = await self._client()
         await self._take_turn()
         # Some runtimes lose output where no input is asked for.
         flags = [(name, "true") for name in ("stdin", "stdout", "stderr")]
-        params = [*flags, ("container", "sandbox"), *(("command", word) for word in command)]
+        params = [*flags, ("container", container), *(("command", word) for word in command)]
         path = f"{self.path(POD, pod)}/exec"
         opened: AbstractAsyncContextManager[WebSocket] = httpx_ws.aconnect_ws(
             str(client.base_url.join(path)),

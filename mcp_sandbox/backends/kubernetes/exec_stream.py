@@ -16,6 +16,8 @@ from mcp_sandbox.backends.kubernetes.client import (
 )
 from mcp_sandbox.errors import SandboxGone
 
+# A pod, and one of its containers.
+Place = tuple[str, str]
 _INPUT, _OUTPUT, _ERRORS, _STATUS, _CLOSE = b"\x00", 1, 2, 3, b"\xff"
 _CONNECTED = b"connected\n"
 _PIECE = 32 * 1024
@@ -98,19 +100,19 @@ class ExecStream(ByteStream):
 
 
 async def open_exec(
-    api: ApiServer, tasks: TaskGroup, pod: str, command: list[str], secret: bytes, within_s: float
+    api: ApiServer, tasks: TaskGroup, at: Place, command: list[str], given: bytes, within_s: float
 ) -> ExecStream:
     """Start a relay in a pod; return once it is connected. It is closed when `tasks` end.
 
-    `secret` is what it hands over first. Raises ExecFailed.
+    `given` is what it reads first. Raises ExecFailed.
     """
     stream: ExecStream | None = None
     why = "it gave no reason"
     try:
         with anyio.fail_after(within_s):
-            stream = await tasks.start(_keep_open, api, pod, command)
+            stream = await tasks.start(_keep_open, api, at, command)
             assert stream is not None  # noqa: S101 - it was started
-            await stream.send(secret)
+            await stream.send(given)
             await stream.wait_connected()
             return stream
     except (anyio.EndOfStream, anyio.BrokenResourceError, TimeoutError, *WEBSOCKET_ENDS) as exc:
@@ -129,12 +131,12 @@ async def open_exec(
 
 
 async def _keep_open(
-    api: ApiServer, pod: str, command: list[str], *, task_status: TaskStatus[ExecStream]
+    api: ApiServer, at: Place, command: list[str], *, task_status: TaskStatus[ExecStream]
 ) -> None:
     """Keep the WebSocket in one task, where it must be left as it was entered."""
     started = False
     try:
-        async with api.exec(pod, command) as websocket:
+        async with api.exec(*at, command) as websocket:
             stream = ExecStream(websocket)
             task_status.started(stream)
             started = True

@@ -33,6 +33,8 @@ RIGHTS: dict[tuple[str, str], tuple[str, ...]] = {
     ("", "pods"): _EACH,
     # A WebSocket begins with GET; newer clusters ask for create all the same.
     ("", "pods/exec"): ("create", "get"),
+    # Skills are put into a pod by a second container.
+    ("", "pods/ephemeralcontainers"): ("patch",),
     ("", "persistentvolumeclaims"): _EACH,
     ("", "events"): ("list",),
     ("networking.k8s.io", "networkpolicies"): ("create", "get", "patch"),

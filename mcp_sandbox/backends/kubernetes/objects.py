@@ -16,6 +16,7 @@ from typing import Any
 from mcp_sandbox.backends.kubernetes.client import POD, Kind
 from mcp_sandbox.backends.runner_copy import MAIN, beside_pid_1, environment
 from mcp_sandbox.backends.sandbox_records import new_id
+from mcp_sandbox.backends.skill_copy import SKILLS
 from mcp_sandbox.config import KubernetesConfig
 from mcp_sandbox.models import (
     OURS,
@@ -57,7 +58,16 @@ _START_S = 300
 _UNSAVED_S = 86_400.0
 _NOT_READABLE = re.compile(r"[^a-z0-9]+")
 # Below the volume; its own root may hold a folder of its file system.
-_KEPT = {"workspace": "/workspace", "home": HOME, "skills": "/opt/skills"}
+_KEPT = {"workspace": "/workspace", "home": HOME}
+# The containers of a pod: the second one begins with its first skill, which it alone can write.
+OWN, WRITER = "sandbox", "skills"
+_SKILLS_MOUNT = {"name": WRITER, "mountPath": SKILLS}
+_RESTRICTED: Json = {
+    "allowPrivilegeEscalation": False,
+    "privileged": False,
+    "readOnlyRootFilesystem": True,
+    "capabilities": {"drop": ["ALL"]},
+}
 
 
 @dataclass(frozen=True)
@@ -210,6 +220,7 @@ class Renderer:
             {"name": name, "emptyDir": {"medium": "Memory", "sizeLimit": f"{size}Mi"}}
             for name, size in sizes.items()
         ]
+        volumes.append({"name": WRITER, "emptyDir": {}})
         file = self._config.seccomp_profile
         local = {"type": "Localhost", "localhostProfile": file}
         return {
@@ -240,7 +251,7 @@ class Renderer:
         own = [{"name": name, "mountPath": path} for name, path in places.items()]
         variables = self._variables(made, is_pooled=is_pooled)
         return {
-            "name": "sandbox",
+            "name": OWN,
             "image": made.image,
             "imagePullPolicy": "IfNotPresent",
             "command": [*PYTHON, f"{OURS}/{MAIN}"],
@@ -248,13 +259,8 @@ class Renderer:
             # The cluster expands $(NAME), unless it is told not to.
             "env": [{"name": k, "value": v.replace("$", "$$")} for k, v in variables.items()],
             "resources": {"limits": usage, "requests": {"memory": memory, "cpu": "50m"}},
-            "securityContext": {
-                "allowPrivilegeEscalation": False,
-                "privileged": False,
-                "readOnlyRootFilesystem": True,
-                "capabilities": {"drop": ["ALL"]},
-            },
-            "volumeMounts": [*kept, *own],
+            "securityContext": _RESTRICTED,
+            "volumeMounts": [*kept, *own, {**_SKILLS_MOUNT, "readOnly": True}],
         }
 
     def _variables(self, made: Made, *, is_pooled: bool) -> dict[str, str]:
@@ -316,6 +322,21 @@ class Renderer:
                 "file_size": f"{limits.file_mb} MiB a file",
             },
         )
+
+
+def skill_writer(made: Made) -> Json:
+    """Return the ephemeral container beside a sandbox's own that sees its skills, and no more."""
+    return {
+        "name": WRITER,
+        "image": made.image,
+        "imagePullPolicy": "IfNotPresent",
+        # A first process ends at a signal only if it says so.
+        "command": ["/bin/sh", "-c", "trap exit TERM; sleep infinity & wait"],
+        # It may have no limits of its own: those of the pod hold for it.
+        "resources": {},
+        "securityContext": _RESTRICTED,
+        "volumeMounts": [_SKILLS_MOUNT],
+    }
 
 
 def relay_command(within_s: float, *, hands_over: bool = False) -> list[str]:

@@ -25,8 +25,8 @@ _ADDED = re.compile(
     r"spec\.(nodeName|schedulerName|serviceAccount(Name)?|priority(ClassName)?|preemptionPolicy"
     r"|hostUsers|schedulingGroup)|spec\.(tolerations|nodeSelector|affinity|topologySpreadConstraints"
     r"|imagePullSecrets|overhead|schedulingGates|resources|os)\b.*"
-    r"|spec\.containers\[sandbox\]\.(terminationMessage(Path|Policy)|resizePolicy\b.*"
-    r"|resources\.(requests|limits)\.ephemeral-storage|volumeMounts\[.*\]\.recursiveReadOnly)"
+    r"|spec\.(containers\[sandbox\]|ephemeralContainers\[skills\])\.(terminationMessage(Path|Policy)"
+    r"|resizePolicy\b.*|resources\.(requests|limits)\.ephemeral-storage|volumeMounts\[.*\]\.recursiveReadOnly)"
 )
 # Lists without an order of their own: a cluster adds to them anywhere.
 _UNORDERED = ("tolerations", "topologySpreadConstraints")

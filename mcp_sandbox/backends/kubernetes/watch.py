@@ -59,6 +59,7 @@ class Row:
     reason: str = ""
     message: str = ""
     exit_code: int | None = None
+    shows_skills: bool = False
     weaker: tuple[str, ...] = ()
 
     @classmethod
@@ -67,6 +68,7 @@ class Row:
         metadata, status = found["metadata"], found.get("status", {})
         notes = metadata.get("annotations", {})
         (own, *_) = status.get("containerStatuses") or [{}]
+        (added, *_) = status.get("ephemeralContainerStatuses") or [{}]
         state = own.get("state", {})
         ended, waits = state.get("terminated", {}), state.get("waiting", {})
         conditions = {each["type"]: each for each in status.get("conditions", [])}
@@ -90,6 +92,7 @@ class Row:
             says.get("reason") or "",
             says.get("message") or "",
             ended.get("exitCode"),
+            "running" in added.get("state", {}),
         )
 
     @property

@@ -8,7 +8,7 @@ from typing import Literal
 
 import anyio
 
-from mcp_sandbox.errors import SandboxGone, StorageUnavailable, Unsaved
+from mcp_sandbox.errors import OperatorError, SandboxGone, StorageUnavailable, Unsaved
 from mcp_sandbox.models import BackendName, ChatId, SandboxId
 from mcp_sandbox.sessions.approvals import reset_kept
 from mcp_sandbox.sessions.sandbox.context import ChatUse, DiskGuard, OpenSandbox, SessionContext
@@ -28,7 +28,7 @@ class ChatSandbox:
         self.user = chat.user
         self.backend: BackendName = context.backend.name
         self.meter = context.workspaces.open_disk_usage(chat)
-        self.pins = ChatPins(chat, context.workspaces, copied=context.files.lost_with_sandbox)
+        self.pins = ChatPins(chat, context.workspaces)
         self.calls = context.settings.calls
         self.lifetime_s = context.settings.sessions.lifetime
         self.tell_agent = partial(context.notices.add, chat)
@@ -267,7 +267,10 @@ class ChatSandbox:
         if held.notice:
             self.tell_agent(held.notice)
         self._lifecycle.log_event("sandbox opened", held)
-        await self.pins.show_in(held.runtime)
+        try:
+            await self.pins.show_in(held.sandbox)
+        except OperatorError as exc:
+            self.tell_agent(f"Skills are missing in this sandbox: {exc}")
 
     async def adopt(self, sandbox_id: SandboxId) -> bool:
         """Take over a running sandbox; return False if there is one already, or it is unusable."""
