@@ -1,6 +1,7 @@
 """What goes wrong in a cluster is told with its cause, and costs no file that was written."""
 
 import json
+import subprocess
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager, suppress
 from copy import deepcopy
@@ -17,6 +18,7 @@ from mcp_sandbox.backends.kubernetes.client import ApiServer
 from mcp_sandbox.backends.kubernetes.objects import SANDBOX, VOLUME, Made
 from mcp_sandbox.errors import BackendUnavailable, SandboxGone
 from mcp_sandbox.models import ChatId, SandboxSpec
+from mcp_sandbox.runtime import channel
 from mcp_sandbox.sessions.session import Session
 from tests.backends.live import connected, made
 from tests.conftest import in_cluster
@@ -47,7 +49,7 @@ def pod_of(fake: Cluster) -> str:
     return name
 
 
-async def lost(session: Session, strike: Callable[[], None]) -> str:
+async def lost(session: Session, strike: Callable[[], object]) -> str:
     """What a call says that runs while something is done to its sandbox."""
     async with anyio.create_task_group() as tasks:
         told: list[str] = []
@@ -119,6 +121,17 @@ async def test_a_pod_deleted_by_force_is_told_though_nothing_cuts_its_stream(
         name = pod_of(fake)
         told = await lost(session, lambda: fake.do(fake.store.drop, "pods", name))
         assert "somebody deleted it in the cluster" in told
+        assert (await session.exec("cat file")).stdout == "kept\n"
+
+
+async def test_a_pod_in_which_nothing_answers_is_ended_and_its_files_stay(
+    kind: str, fake: Cluster, data_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("SILENT_S", "ASKED_S"):
+        monkeypatch.setattr(channel, name, 0.5)
+    async with session_on(data_root) as session:
+        stop = ["docker", "kill", "--signal=STOP", fake.node.container(pod_of(fake))]
+        assert "did not answer" in await lost(session, lambda: subprocess.run(stop, check=True))
         assert (await session.exec("cat file")).stdout == "kept\n"
 
 

@@ -423,6 +423,10 @@ class SandboxLifecycle:
         await held.runtime.aclose()
         is_gone = bool(died_of) or held.runtime.silent
         if self._files.lost_with_sandbox:
+            if held.runtime.silent and self._context.backend.keeps_paused_files:
+                # Such as after a fork bomb: nothing inside would ever answer again.
+                with suppress(SandboxError):
+                    await held.sandbox.pause()
             # The next call attaches to it, which starts its runner again on its files, if it ended.
             return died_of if is_gone else None
         if not is_gone and await self._is_used_by_others(held):
