@@ -430,9 +430,11 @@ class ChatSandbox:
                 return
             with anyio.CancelScope(shield=True):
                 async with self._context.records.hold(self.chat):
-                    await self._lifecycle.keep(held)
+                    if not self._context.backend.keeps_paused_files:
+                        await self._lifecycle.keep(held)
                     self._forget(held)
-                    await self._lifecycle.destroy(held)
+                    # Where it is paused, nothing has to be saved while that is still written.
+                    await self._lifecycle.put_away(held)
             self.tell_agent(
                 "The sandbox was ended since the last call: what ran in its background filled the "
                 f"workspace; this is a new one on the same files.{describe_lost(status.background)}"
