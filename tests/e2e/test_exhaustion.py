@@ -137,7 +137,9 @@ async def test_a_file_bomb_is_stopped_and_deleting_makes_room(
         ended = await tight.exec(f"echo begun; {bomb}", timeout_s=30)
     assert "the workspace is full" in (ended.killed_because or "")
     assert ended.stdout == "begun\n"
-    assert taken(small.data_dir, before) < LIMIT + SLACK
+    # Those in a pod are looked at every five seconds alone.
+    slack = SLACK * (4 if small.backend == "kubernetes" else 1)
+    assert taken(small.data_dir, before) < LIMIT + slack
     assert "WorkspaceFull" in await attempt(tight.write_file("more", b"x"))
     assert "WorkspaceFull" in await attempt(tight.edit_file("big1", "a", "b"))
     assert "FileContent" in await attempt(tight.read_file("big1"))
