@@ -306,6 +306,19 @@ async def test_a_watch_that_ends_or_is_too_old_begins_anew(
                 assert await sandbox.ending(within_s=20) == "deleted"
 
 
+async def test_a_watch_that_a_proxy_cuts_amid_a_line_goes_on(
+    fake: Cluster, data_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def cut(plural: str, query: dict[str, str]) -> AsyncGenerator[bytes]:
+        monkeypatch.undo()
+        yield b'{"type": "MODIF'
+
+    monkeypatch.setattr(fake, "_events", cut)
+    async with backend_on(data_root) as backend, made(backend, SPEC) as sandbox:
+        fake.delete("pods", sandbox.id)
+        assert await sandbox.ending(within_s=20) == "deleted"
+
+
 async def test_a_pod_that_somebody_changed_is_ended(
     kind: str, fake: Cluster, data_root: Path
 ) -> None:

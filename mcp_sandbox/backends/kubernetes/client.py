@@ -6,7 +6,6 @@ a hundred, fewer than channels, and all are closed when credentials are renewed.
 
 import json
 import random
-import ssl
 import time
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
@@ -33,7 +32,8 @@ Json = dict[str, Any]
 WebSocket = httpx_ws.AsyncWebSocketSession
 WEBSOCKET_ENDS = (httpx_ws.HTTPXWSException, httpx.HTTPError, ProtocolError, ExceptionGroup)
 PROTOCOLS = ["v5.channel.k8s.io", "v4.channel.k8s.io"]
-_CUT = (httpx.HTTPError, ssl.SSLError, OSError)
+# What is no JSON was cut off by a proxy, or is a proxy's own.
+_CUT = (httpx.HTTPError, OSError, ValueError)
 _CALL_S = 30.0
 _CONNECT_S = 10.0
 _A_SECOND, _BURST_S = 20, 1.0
@@ -136,6 +136,8 @@ class ApiServer:
         while True:
             try:
                 response = await self._send(method, path, body, params or {})
+                if not response.is_error:
+                    return dict(response.json())
             except _CUT as exc:
                 why, asked_s = f"{type(exc).__name__} {exc}".strip(), 0.0
             else:
@@ -144,8 +146,6 @@ class ApiServer:
                     renewed = True
                     await self._renew()
                     continue
-                if not response.is_error:
-                    return dict(response.json())
                 if status != 429 and status < 500:
                     raise self._explain(status, _message(response), _VERBS[method], path)
                 why = f"{status} {_message(response)}"
