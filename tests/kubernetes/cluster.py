@@ -195,8 +195,10 @@ class Cluster:
         plural, name = request.path_params["plural"], request.path_params["name"]
         self._admit(request, plural)
         if request.method == "PATCH":
-            assert request.headers["content-type"] == "application/merge-patch+json"
-            return JSONResponse(self.store.patch(plural, name, await request.json()))
+            news = await request.json()
+            how = "json" if isinstance(news, list) else "merge"
+            assert request.headers["content-type"] == f"application/{how}-patch+json"
+            return JSONResponse(self.store.patch(plural, name, news))
         do = self.store.delete if request.method == "DELETE" else self.store.get
         return JSONResponse(do(plural, name))
 

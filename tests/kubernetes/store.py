@@ -120,10 +120,21 @@ class Store:
             default_pod(found)
         return self._note("ADDED", plural, found, None)
 
-    def patch(self, plural: str, name: str, news: Json, also: str = "") -> Json:
+    def patch(
+        self, plural: str, name: str, news: Json | list[Json], also: str = ""
+    ) -> Json:
         """Change an object as somebody with kubectl does."""
-        found = self.get(plural, name)
-        merged = merge(found, news)
+        found = merged = self.get(plural, name)
+        for each in news if isinstance(news, list) else [news]:
+            if isinstance(news, list):
+                assert each["op"] == "add"
+                *keys, last = each["path"].split("/")[1:]
+                for value in (None, each["value"]):
+                    merged = merge(
+                        merged, reduce(lambda told, key: {key: told}, keys[::-1], {last: value})
+                    )
+            else:
+                merged = merge(merged, each)
         for key in found["spec"].keys() | merged["spec"].keys():
             is_fixed = plural in _MUTABLE and key not in {*_MUTABLE[plural], also}
             if is_fixed and merged["spec"].get(key) != found["spec"].get(key):

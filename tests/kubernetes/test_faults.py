@@ -8,6 +8,7 @@ from copy import deepcopy
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -349,22 +350,80 @@ async def test_the_label_that_policies_choose_by_is_watched(
         assert (await session.exec("cat file")).stdout == "kept\n"
 
 
-async def test_a_sandbox_that_somebody_changed_has_our_pods_all_the_same(
-    fake: Cluster, data_root: Path
+Edit = Callable[[dict[str, Any]], object]
+EDITS: dict[str, Edit] = {
+    "image": lambda pod: pod["spec"]["containers"][0].update(image="other/image:1"),
+    "addition": lambda pod: pod["spec"].update(hostNetwork=True),
+    "labels": lambda pod: pod["metadata"]["labels"].update({"mcp-sandbox.network": "open"}),
+    "annotations": lambda pod: pod["metadata"]["annotations"].update({"mcp-sandbox.record": "{}"}),
+}
+
+
+@pytest.mark.parametrize("edit", EDITS.values(), ids=EDITS)
+async def test_a_sandbox_that_somebody_changed_is_ended_and_goes_on_as_it_was_made(
+    fake: Cluster, data_root: Path, edit: Edit
 ) -> None:
     fake.has_sandboxes = ["v1beta1"]
     async with session_on(data_root) as session:
         name = pod_of(fake)
-        template = deepcopy(fake.store.objects["sandboxes"][name]["spec"]["podTemplate"])
-        template["spec"]["containers"][0]["image"] = "other/image:1"
-        fake.change("sandboxes", name, {"spec": {"podTemplate": template}})
+        ours = fake.store.objects["sandboxes"][name]["spec"]["podTemplate"]
+        changed = deepcopy(ours)
+        edit(changed)
+        news = {"spec": {"podTemplate": changed}}
+        assert "somebody changed it" in await lost(
+            session, lambda: fake.change("sandboxes", name, news)
+        )
         assert (await session.exec("cat file")).stdout == "kept\n"
-        suspended = {"spec": {"operatingMode": "Suspended"}}
+        assert fake.store.objects["sandboxes"][name]["spec"]["podTemplate"] == ours
+
+
+async def test_a_changed_template_ends_no_pod_that_alone_has_the_files(
+    fake: Cluster, data_root: Path
+) -> None:
+    fake.has_sandboxes = ["v1beta1"]
+    async with session_on(data_root, storage="backups") as session:
+        name = pod_of(fake)
+        news = {"spec": {"podTemplate": {"spec": {"hostNetwork": True}}}}
+        fake.change("sandboxes", name, news)
+        assert (await session.exec("sleep 0.5; cat file")).stdout == "kept\n"
+        # What its controller makes from it is.
+        await lost(session, lambda: fake.delete("pods", name))
+        assert (await session.exec("echo again")).stdout == "again\n"
+        (pod,) = fake.store.objects["pods"].values()
+        assert "hostNetwork" not in pod["spec"]
+
+
+async def test_a_mode_that_somebody_changed_costs_no_file(fake: Cluster, data_root: Path) -> None:
+    fake.has_sandboxes = ["v1beta1"]
+    async with session_on(data_root) as session:
+        name = pod_of(fake)
+        suspended, woken = ({"spec": {"operatingMode": mode}} for mode in ("Suspended", "Running"))
         told = await lost(session, lambda: fake.change("sandboxes", name, suspended))
         assert "somebody deleted it in the cluster" in told
+        fake.change("sandboxes", name, woken)
         assert (await session.exec("cat file")).stdout == "kept\n"
-        (pod,) = fake.store.objects["pods"].values()
-        assert pod["spec"]["containers"][0]["image"] != "other/image:1"
+        assert len(fake.names("pods")) == 1
+
+
+@pytest.mark.parametrize(
+    ("note", "text"), [("labels", None), ("labels", "[]"), ("record", "{}"), ("seal", "\u00fc")]
+)
+async def test_notes_that_somebody_changed_cost_no_file_and_no_other_chat(
+    fake: Cluster, data_root: Path, note: str, text: str | None
+) -> None:
+    async with session_on(data_root) as session:
+        name = pod_of(fake)
+        ours = fake.store.objects["persistentvolumeclaims"][name]["metadata"]["annotations"]
+        news = {"metadata": {"annotations": {f"mcp-sandbox.{note}": text}}}
+        fake.change("persistentvolumeclaims", name, news)
+        await lost(session, lambda: fake.delete("pods", name))
+        with pytest.raises(BackendUnavailable, match="somebody changed what is noted"):
+            await session.exec("cat file")
+        async with open_manager(in_cluster(data_root)) as other:
+            assert (await (await other.session(ChatId("tester", "other"))).exec("true")).success
+        fake.change("persistentvolumeclaims", name, {"metadata": {"annotations": ours}})
+        async with open_manager(in_cluster(data_root)) as other:
+            assert (await (await other.session(CHAT)).exec("cat file")).stdout == "kept\n"
 
 
 async def test_a_sandbox_that_lost_its_labels_is_not_taken_for_another(
@@ -382,19 +441,6 @@ async def test_a_sandbox_that_lost_its_labels_is_not_taken_for_another(
         fake.do(fake.store.set, owners, name, {"metadata": {"labels": ours}})
         assert (await session.exec("cat file")).stdout == "kept\n"
         assert len(fake.names("persistentvolumeclaims")) == 1
-
-
-async def test_a_record_that_somebody_changed_is_kept_apart(fake: Cluster, data_root: Path) -> None:
-    async with backend_on(data_root) as backend:
-        sandbox = await backend.create(SPEC)
-        claim = fake.store.objects["persistentvolumeclaims"][sandbox.id]
-        note = json.loads(claim["metadata"]["annotations"]["mcp-sandbox.record"])
-        news = {"mcp-sandbox.record": json.dumps({**note, "image": "other/image:1"})}
-        fake.change("persistentvolumeclaims", sandbox.id, {"metadata": {"annotations": news}})
-        async with backend_on(data_root) as other:
-            with pytest.raises(BackendUnavailable, match="somebody changed what is noted"):
-                await other.attach(sandbox.id)
-        assert fake.names("persistentvolumeclaims") == [sandbox.id]
 
 
 async def test_what_a_killed_server_had_begun_is_used_by_the_next(

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from mcp_sandbox.app.chats import open_backend, open_manager
 from mcp_sandbox.backends.kubernetes.client import ApiServer, Kind
-from mcp_sandbox.backends.kubernetes.objects import Made, Renderer
+from mcp_sandbox.backends.kubernetes.objects import LABELS, RECORD, SEAL, VOLUME, Made, Renderer
 from mcp_sandbox.backends.kubernetes.verify import find_weaker, read_template
 from mcp_sandbox.config import KubernetesConfig
 from mcp_sandbox.errors import (
@@ -308,6 +308,16 @@ def test_a_pod_that_came_out_otherwise_is_noticed(change: Weaken) -> None:
     assert not find_weaker(pod["spec"], live["spec"])
     change(live["spec"])
     assert find_weaker(pod["spec"], live["spec"])
+
+
+def test_the_seal_of_labels_stands_for_no_record() -> None:
+    render = Renderer(KubernetesConfig(), {}, b"key", 1)
+    made = Made("image:1", "", Limits(), "none", {"A": "b"}, 60)
+    notes = render.owner(VOLUME, "p", made, {"user": "u"})["metadata"]["annotations"]
+    seal, _, text = notes[LABELS].partition(" ")
+    assert render.read("p", notes) == made
+    assert render.read_labels("p", notes) == text
+    assert render.read("p", {RECORD: notes[RECORD] + text, SEAL: seal}) is None
 
 
 @given(st.tuples(IDS, IDS), st.tuples(IDS, IDS))

@@ -19,7 +19,7 @@ from anyio import CapacityLimiter, to_thread
 from anyio.abc import ByteStream, TaskGroup, TaskStatus
 
 from mcp_sandbox import models
-from mcp_sandbox.backends.kubernetes.client import POD, ApiServer, Refused
+from mcp_sandbox.backends.kubernetes.client import POD, ApiServer, Kind, Refused
 from mcp_sandbox.backends.kubernetes.exec_stream import (
     ExecFailed,
     ExecStream,
@@ -30,8 +30,8 @@ from mcp_sandbox.backends.kubernetes.network import Network
 from mcp_sandbox.backends.kubernetes.objects import (
     CLAIM,
     LABELS,
-    NAME,
     OWN,
+    RECORD,
     SANDBOX,
     VOLUME,
     WARM_POOL,
@@ -66,6 +66,8 @@ _LISTENS_S = 3.0
 _CREATES_AT_ONCE = 8
 _GONE_S = 30.0
 _MOST_ENDED = 10_000
+# Pods are nearly all alike but for their names.
+_MOST_ALIKE = 100
 # How a program ends that is not our runner, or one of another version.
 _NOT_OURS = (1, 2)
 # Reasons of pods, and of their condition DisruptionTarget.
@@ -127,6 +129,8 @@ class KubernetesBackend:
         self._streams: dict[str, set[ExecStream]] = {}
         # Why pods were ended here, by uid.
         self._ended: dict[str, models.Ending] = {}
+        # Pods that were found to be as asked for, without their names, and their labels.
+        self._alike: dict[str, Json] = {}
 
     async def probe(self) -> str:
         version = (await self._api.call("GET", "/version")).get("gitVersion", "")
@@ -167,7 +171,7 @@ class KubernetesBackend:
         await self._open()
         owner = await self._space.sandbox(sandbox_id)
         made = self.renderer.read(sandbox_id, owner.annotations)
-        if made is None:
+        if made is None or not owner.annotations[LABELS]:
             raise BackendUnavailable(
                 f"somebody changed what is noted of sandbox {sandbox_id}, so it is kept apart with "
                 "its files: put its annotations back, or remove it with `kubectl delete`"
@@ -193,8 +197,10 @@ class KubernetesBackend:
             await self._end_pod(sandbox.id)
             if self._space.kind_of(sandbox.id) is SANDBOX:
                 template = self.renderer.template(sandbox.made, sandbox.id)
-                news = {"operatingMode": "Running", "podTemplate": template}
-                await self._api.patch(SANDBOX, sandbox.id, {"spec": news})
+                # In whole: what somebody has added must go.
+                news = {"podTemplate": template, "operatingMode": "Running"}.items()
+                reset = [{"op": "add", "path": f"/spec/{key}", "value": each} for key, each in news]
+                await self._api.patch(SANDBOX, sandbox.id, reset)
             return await self._start(sandbox)
 
     async def running(self) -> Sequence[models.SandboxInfo]:
@@ -212,11 +218,11 @@ class KubernetesBackend:
 
     async def relabel(self, sandbox_id: models.SandboxId, labels: Mapping[str, str]) -> None:
         await self._open()
-        await self._space.sandbox(sandbox_id)
-        text = json.dumps(dict(labels))
-        note = {"metadata": {"annotations": {LABELS: text}}}
+        record = (await self._space.sandbox(sandbox_id)).annotations.get(RECORD, "")
+        news = {LABELS: self.renderer.note_labels(sandbox_id, record, labels)}
+        note = {"metadata": {"annotations": news}}
         await self._api.patch(self._space.kind_of(sandbox_id), sandbox_id, note)
-        await self._space.wait_for(sandbox_id, lambda row: row.annotations.get(LABELS) == text)
+        await self._space.wait_for(sandbox_id, lambda row: _read_labels(row) == labels)
 
     async def destroy(self, sandbox_id: models.SandboxId) -> None:
         await self._open()
@@ -287,7 +293,7 @@ class KubernetesBackend:
         return await self._space.until(ended, within_s)
 
     async def _open(self) -> None:
-        await self._space.open(self._examine, self._hang_up)
+        await self._space.open(self._examine, self._end_weaker, self._hang_up)
 
     async def _runner(self) -> str:
         return await to_thread.run_sync(runner_digest)
@@ -303,16 +309,31 @@ class KubernetesBackend:
             return False
         return self.renderer.fits(pool, made)
 
-    def _examine(self, found: Json) -> Row:
-        """Return the row of a pod; end one that is weaker than was asked for."""
-        notes, pod = found["metadata"].get("annotations", {}), Row.of(found)
-        name = notes.get(NAME, pod.name)
-        pod = replace(pod, weaker=tuple(self._compare(name, notes, found)))
-        if pod.weaker and not pod.has_ended and pod.uid not in self._ended:
-            logger.error("pod %s is ended: %s", pod.name, "; ".join(pod.weaker))
+    def _examine(self, kind: Kind, name: str, found: Json) -> Row:
+        """Return the row of an object, and whether it is weaker than was asked for."""
+        row, weaker = Row.of(found), list[str]()
+        if kind is not POD or POD in self._space.owners:
+            labels = self.renderer.read_labels(name, row.annotations)
+            row = replace(row, annotations={**row.annotations, LABELS: labels})
+        files = self.renderer.files(self._space.kind_of(name), name)
+        if kind is POD:
+            weaker = self._compare(name, found, files)
+        elif kind is SANDBOX and found["spec"].get("operatingMode") != "Suspended":
+            # Its controller adds the volume.
+            files_of_template = files if self.renderer.in_pod else None
+            weaker = self._compare(name, found["spec"]["podTemplate"], files_of_template)
+        return replace(row, weaker=tuple(weaker))
+
+    def _end_weaker(self, kind: Kind, name: str, row: Row) -> None:
+        if row.has_ended:
+            return
+        logger.error("%s %s is not as it was made: %s", kind.name, name, "; ".join(row.weaker))
+        if kind is SANDBOX and self.renderer.in_pod:
+            # Its pod is as it was, and has files that nothing else holds; another would have none.
+            return
+        if pod := row if kind is POD else self._space.pods.get(name):
             self._note_end(pod.uid, "changed")
-            self._space.tasks.start_soon(self._end_weaker, models.SandboxId(name))
-        return pod
+        self._space.tasks.start_soon(self._end, models.SandboxId(name))
 
     def _note_end(self, uid: str, ending: models.Ending) -> None:
         self._ended.setdefault(uid, ending)
@@ -323,25 +344,35 @@ class KubernetesBackend:
         for stream in self._streams.pop(uid, ()):
             stream.closed.set()
 
-    def _compare(self, name: str, notes: Mapping[str, str], found: Json) -> list[str]:
-        made, kind = self.renderer.read(name, notes), self._space.kind_of(name)
+    def _compare(self, name: str, found: Json, files: Json | None) -> list[str]:
+        """Return how a pod, or the template of one, is not as it should be."""
+        metadata, kind = found.get("metadata", {}), self._space.kind_of(name)
+        notes, labels = (metadata.get(part, {}) for part in ("annotations", "labels"))
+        made = self.renderer.read(name, notes)
         if made is None:
             return ["what it was made from is not noted"]
-        files = self.renderer.files(kind, name)
-        wanted = self.renderer.template(made, "" if kind is CLAIM else name, files)
-        if found["spec"].get("ephemeralContainers"):
-            wanted["spec"]["ephemeralContainers"] = [skill_writer(made)]
-        own, labels = wanted["metadata"]["labels"], found["metadata"].get("labels", {})
-        changed = [f"label {key} is changed" for key in own if labels.get(key) != own[key]]
-        return changed + find_weaker(wanted["spec"], found["spec"])
+        spec, weaker = {**found["spec"], "nodeName": ""}, list[str]()
+        # No text of JSON has this sign, so that nothing else can stand for the name.
+        text = json.dumps([kind.plural, notes[RECORD], files, spec]).replace(name, "\0")
+        own: Json | None = self._alike.get(text)
+        if own is None:
+            wanted = self.renderer.template(made, "" if kind is CLAIM else name, files)
+            if spec.get("ephemeralContainers"):
+                wanted["spec"]["ephemeralContainers"] = [skill_writer(made)]
+            own, weaker = dict(wanted["metadata"]["labels"]), find_weaker(wanted["spec"], spec)
+            if not weaker:
+                while len(self._alike) >= _MOST_ALIKE:
+                    del self._alike[next(iter(self._alike))]
+                self._alike[text] = own
+        return weaker + [f"label {key} is changed" for key in own if labels.get(key) != own[key]]
 
-    async def _end_weaker(self, name: models.SandboxId) -> None:
+    async def _end(self, name: models.SandboxId) -> None:
         try:
             if not await self.pause(name):
                 # Else its controller makes another one from the same.
                 await self.destroy(name)
         except OperatorError as exc:
-            logger.error("pod %s could not be ended: %s", name, exc)  # noqa: TRY400 - it says all
+            logger.error("%s could not be ended: %s", name, exc)  # noqa: TRY400 - it says all
 
     async def _start(self, sandbox: KubernetesSandbox) -> KubernetesSandbox:
         """Start the runner in a new pod; is the one of its controller, or ours."""
@@ -414,11 +445,8 @@ class KubernetesBackend:
 
 
 def _read_labels(owner: Row) -> Mapping[str, str]:
-    try:
-        found = json.loads(owner.annotations.get(LABELS, "{}"))
-    except ValueError:
-        return {}
-    return {str(key): str(value) for key, value in found.items()}
+    labels: Mapping[str, str] = json.loads(owner.annotations[LABELS] or "{}")
+    return labels
 
 
 def _name_ending(pod: Row) -> models.Ending:

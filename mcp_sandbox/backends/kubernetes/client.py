@@ -29,6 +29,7 @@ except ModuleNotFoundError as exc:
     ) from exc
 
 Json = dict[str, Any]
+Body = Mapping[str, Any] | list[Json]
 WebSocket = httpx_ws.AsyncWebSocketSession
 WEBSOCKET_ENDS = (httpx_ws.HTTPXWSException, httpx.HTTPError, ProtocolError, ExceptionGroup)
 PROTOCOLS = ["v5.channel.k8s.io", "v4.channel.k8s.io"]
@@ -121,7 +122,7 @@ class ApiServer:
         self,
         method: str,
         path: str,
-        body: Mapping[str, Any] | None = None,
+        body: Body | None = None,
         params: Mapping[str, str] | None = None,
     ) -> Json:
         """Return the server's answer; ask again for a while when it has too much to do.
@@ -192,7 +193,8 @@ class ApiServer:
                 raise BackendUnavailable(f"an older {name} does not end: look at it with kubectl")
             await anyio.sleep(_LOOK_AGAIN_S)
 
-    async def patch(self, kind: Kind, name: str, news: Json) -> None:
+    async def patch(self, kind: Kind, name: str, news: Body) -> None:
+        """Merge `news` into an object, or do what a list says, which can take away, too."""
         await self.call("PATCH", self.path(kind, name), news)
 
     async def delete(self, kind: Kind, name: str) -> None:
@@ -253,11 +255,12 @@ class ApiServer:
             raise self._explain(status, f"it answered {status}", "create", path) from exc
 
     async def _send(
-        self, method: str, path: str, body: Mapping[str, Any] | None, params: Mapping[str, str]
+        self, method: str, path: str, body: Body | None, params: Mapping[str, str]
     ) -> httpx.Response:
         client = await self._client()
         await self._take_turn()
-        kind = "merge-patch+json" if method == "PATCH" else "json"
+        patch = "json-patch+json" if isinstance(body, list) else "merge-patch+json"
+        kind = patch if method == "PATCH" else "json"
         content = None if body is None else json.dumps(body)
         headers = {"Content-Type": f"application/{kind}"}
         return await client.request(method, path, content=content, params=params, headers=headers)

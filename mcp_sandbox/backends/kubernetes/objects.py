@@ -118,17 +118,32 @@ class Renderer:
     def read(self, name: str, annotations: Mapping[str, str]) -> Made | None:
         """Return what a sandbox was made from; None if somebody changed that."""
         text = annotations.get(RECORD, "")
-        if not hmac.compare_digest(annotations.get(SEAL, ""), self._seal(name, text)):
+        if not self._is_sealed(annotations.get(SEAL, ""), f"record {name} {text}"):
             return None
         note = json.loads(text)
         return Made(**{**note, "limits": Limits(**note["limits"])})
 
-    def _seal(self, name: str, text: str) -> str:
-        return hmac.digest(self._key, f"record {name} {text}".encode(), "sha256").hex()
+    def read_labels(self, name: str, annotations: Mapping[str, str]) -> str:
+        """Return the labels of a sandbox, as JSON; nothing if somebody changed them."""
+        seal, _, text = annotations.get(LABELS, "").partition(" ")
+        is_ours = self._is_sealed(seal, f"labels {name} {annotations.get(RECORD)}{text}")
+        return text if is_ours else ""
+
+    def note_labels(self, name: str, record: str, labels: Mapping[str, str]) -> str:
+        """Return the annotation with the labels of a sandbox that is made from `record`."""
+        text = json.dumps(dict(labels))
+        return f"{self._seal(f'labels {name} {record}{text}')} {text}"
+
+    def _is_sealed(self, seal: str, text: str) -> bool:
+        return hmac.compare_digest(seal.encode(), self._seal(text).encode())
+
+    def _seal(self, text: str) -> str:
+        return hmac.digest(self._key, text.encode(), "sha256").hex()
 
     def _notes(self, name: str, made: Made) -> dict[str, str]:
         text = json.dumps(asdict(made), sort_keys=True)
-        return {INSTANCE: self.instance, NAME: name, RECORD: text, SEAL: self._seal(name, text)}
+        seal = self._seal(f"record {name} {text}")
+        return {INSTANCE: self.instance, NAME: name, RECORD: text, SEAL: seal}
 
     def owner(self, kind: Kind, name: str, made: Made, labels: Mapping[str, str]) -> Json:
         """Return the object that is a sandbox: what is deleted with it, and noted of it, is its."""
@@ -139,7 +154,8 @@ class Renderer:
             CLAIM: self._claim_spec(name, made),
         }
         metadata = {"name": name, **self.template(made, name)["metadata"]}
-        metadata["annotations"][LABELS] = json.dumps(dict(labels))
+        notes = metadata["annotations"]
+        notes[LABELS] = self.note_labels(name, notes[RECORD], labels)
         head = {"apiVersion": kind.api_version, "kind": kind.name}
         return {**head, "metadata": metadata, "spec": specs[kind]}
 

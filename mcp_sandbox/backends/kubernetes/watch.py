@@ -48,7 +48,10 @@ _NOTHING: Mapping[str, str] = {}
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What is kept of an object. Of a pod: `reason` it waits or has ended, and whether `weaker`."""
+    """What is kept of an object. Of a pod: `reason` it waits or has ended.
+
+    `weaker` is how it is not what was asked for.
+    """
 
     name: str
     uid: str
@@ -104,6 +107,15 @@ class Row:
         return self.phase in ("Succeeded", "Failed") or self.ending
 
 
+Examine = Callable[[Kind, str, Json], Row]
+
+
+def _name_sandbox(kind: Kind, metadata: Json) -> str:
+    """Return the sandbox of an object; only a pod of a warm pool was named before that was."""
+    noted: str = metadata.get("annotations", {}).get(NAME, "")
+    return noted if kind is POD and noted.startswith(f"{WARM}-") else str(metadata["name"])
+
+
 class Namespace:
     """The objects of one data root; `owners` are the kinds of its sandboxes, once it is open."""
 
@@ -117,22 +129,28 @@ class Namespace:
         self._instance = instance
         self._rows: dict[Kind, dict[str, Row]] = {}
         self._listed: set[Kind] = set()
-        self._examine: Callable[[Json], Row] = Row.of
-        self._hang_up: Callable[[str], None] = lambda _: None
+        self._examine: Examine
+        self._end_weaker: Callable[[Kind, str, Row], None]
+        self._hang_up: Callable[[str], None]
         self._failed: OperatorError | None = None
         self._changed = anyio.Event()
         self._opening = anyio.Lock()
 
-    async def open(self, examine: Callable[[Json], Row], hang_up: Callable[[str], None]) -> None:
+    async def open(
+        self,
+        examine: Examine,
+        end_weaker: Callable[[Kind, str, Row], None],
+        hang_up: Callable[[str], None],
+    ) -> None:
         """Return when all is known; watch from the first call on.
 
-        `examine` reads pods, `hang_up` is told the uids of those that have ended or are gone.
-        Raises BackendUnavailable.
+        `examine` reads objects, `end_weaker` is told once of each that became weaker, `hang_up` the
+        uids of pods that have ended or are gone. Raises BackendUnavailable.
         """
         async with self._opening:
             if not self._rows:
                 self.owners = await self._choose_owners()
-                self._examine, self._hang_up = examine, hang_up
+                self._examine, self._end_weaker, self._hang_up = examine, end_weaker, hang_up
                 for kind in {*self.owners, POD}:
                     self._rows[kind] = {}
                     self.tasks.start_soon(self._follow, kind)
@@ -222,11 +240,13 @@ class Namespace:
 
     def _take(self, kind: Kind, event: str, found: Json) -> None:
         rows, metadata = self._rows[kind], found["metadata"]
-        name = metadata.get("annotations", {}).get(NAME, metadata["name"])
+        name = _name_sandbox(kind, metadata)
         known = rows.get(name)
         if event != "DELETED":
             if row := self._read(kind, found):
                 rows[name] = row
+                if row.weaker and not (known and known.uid == row.uid and known.weaker):
+                    self._end_weaker(kind, name, row)
                 if row.has_ended:
                     self._hang_up(row.uid)
         elif known and known.uid == metadata["uid"]:
@@ -240,10 +260,9 @@ class Namespace:
         place = "annotations" if self._has_instance_in_notes(kind) else "labels"
         if found["metadata"].get(place, {}).get(INSTANCE) != self._instance:
             return None
-        if kind is not POD:
-            return Row.of(found)
-        row = self._examine(found)
-        return row if POD in self.owners else replace(row, annotations=_NOTHING)
+        row = self._examine(kind, _name_sandbox(kind, found["metadata"]), found)
+        is_owner = kind is not POD or POD in self.owners
+        return row if is_owner else replace(row, annotations=_NOTHING)
 
     def _has_instance_in_notes(self, kind: Kind) -> bool:
         """Return whether an annotation says of which data root it is: claims label no pods."""
