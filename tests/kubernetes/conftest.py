@@ -1,9 +1,14 @@
 """A fake cluster whose state a test may change; each test gets it as it was made."""
 
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
 
+import anyio
 import pytest
+import yaml
 
+from mcp_sandbox.cli.setup import manifests
+from mcp_sandbox.config import Config
 from tests.conftest import CLUSTER
 from tests.kubernetes.cluster import Cluster
 
@@ -28,3 +33,35 @@ def kind(request: pytest.FixtureRequest, fake: Cluster) -> str:
     fake.has_sandboxes = ["v1beta1"] if request.param == "sandboxes" else []
     kind: str = request.param
     return kind
+
+
+SetUp = Callable[..., Awaitable[list[str]]]
+
+
+@pytest.fixture
+def set_up(fake: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> SetUp:
+    """Apply what is printed of the pool; return the pods that are warm."""
+    fake.has_sandboxes = ["v1beta1"]
+
+    def apply(config: Config, warm: int) -> None:
+        file, settings = tmp_path / "config.yaml", config.kubernetes.model_dump(mode="json")
+        file.write_text(yaml.safe_dump({"backend": "kubernetes", "kubernetes": settings}))
+        manifests(warm=warm, config=file)
+        for each in yaml.safe_load_all(capsys.readouterr().out):
+            if each["kind"] in ("SandboxTemplate", "SandboxWarmPool"):
+                fake.do(fake.store.add, f"{each['kind'].lower()}s", each)
+
+    async def ready(warm: int) -> list[str]:
+        with anyio.fail_after(20):
+            while True:
+                pods = fake.store.objects["pods"].values()
+                names = [each["metadata"]["name"] for each in pods if each["status"].get("podIP")]
+                if len(names) >= warm:
+                    return names
+                await fake.store.changed.wait()
+
+    async def set_up(config: Config, warm: int = 0) -> list[str]:
+        await anyio.to_thread.run_sync(apply, config, warm)
+        return await anyio.to_thread.run_sync(fake.do, ready, warm)
+
+    return set_up

@@ -19,6 +19,8 @@ async def main(config: Config, what: str) -> None:
         session = await manager.session(CHAT)
         if what != "create":
             assert (await session.exec("echo kept > file; head -c 30M /dev/urandom > big")).success
+            if what == "adopt":
+                await manager.stop(CHAT)
             sys.stdout.write("written\n")
             sys.stdout.flush()
             # What follows is killed, wherever the test says.

@@ -1,17 +1,15 @@
 """Sandboxes whose files are in their pods alone, and such that wait in a warm pool."""
 
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import anyio
 import pytest
-import yaml
 from pydantic import ValidationError
 
 from mcp_sandbox.app.chats import open_backend, open_manager
 from mcp_sandbox.backends.base import ShowsSkills
-from mcp_sandbox.cli.setup import manifests
 from mcp_sandbox.config import Config, KubernetesConfig, StorageConfig
 from mcp_sandbox.doctor.machine import examine_cluster
 from mcp_sandbox.errors import (
@@ -25,6 +23,7 @@ from mcp_sandbox.models import ChatId
 from mcp_sandbox.sessions.manager import SessionManager
 from tests.conftest import in_cluster
 from tests.kubernetes.cluster import Cluster
+from tests.kubernetes.conftest import SetUp
 
 CHAT = ChatId("tester", "backed-up")
 POOL = "warm"
@@ -130,44 +129,11 @@ def configured(data_root: Path, **given: object) -> Config:
     return in_cluster(data_root, storage="backups", warm_pool=POOL, **given)
 
 
-SetUp = Callable[..., Awaitable[None]]
-
-
-@pytest.fixture
-def set_up(fake: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> SetUp:
-    """Apply what is printed of the pool."""
-    fake.has_sandboxes = ["v1beta1"]
-
-    def apply(config: Config, warm: int) -> None:
-        file, settings = tmp_path / "config.yaml", config.kubernetes.model_dump(mode="json")
-        file.write_text(yaml.safe_dump({"backend": "kubernetes", "kubernetes": settings}))
-        manifests(warm=warm, config=file)
-        for each in yaml.safe_load_all(capsys.readouterr().out):
-            if each["kind"] in ("SandboxTemplate", "SandboxWarmPool"):
-                fake.do(fake.store.add, f"{each['kind'].lower()}s", each)
-
-    async def set_up(config: Config, warm: int = 0) -> None:
-        await anyio.to_thread.run_sync(apply, config, warm)
-
-    return set_up
-
-
-async def wait_for_warm(fake: Cluster, count: int = 1) -> list[str]:
-    with anyio.fail_after(20):
-        while True:
-            ready = fake.store.objects["pods"].values()
-            names = [each["metadata"]["name"] for each in ready if each["status"].get("podIP")]
-            if len(names) >= count:
-                return names
-            await anyio.sleep(0.02)
-
-
 async def test_a_new_chat_gets_a_warm_sandbox_and_the_pool_another(
     fake: Cluster, data_root: Path, set_up: SetUp
 ) -> None:
     config = configured(data_root)
-    await set_up(config, 1)
-    (warm,) = await wait_for_warm(fake)
+    (warm,) = await set_up(config, 1)
     async with open_manager(config) as manager:
         session = await manager.session(CHAT)
         assert (await session.exec("echo here > file; cat file")).stdout == "here\n"
@@ -196,7 +162,6 @@ async def test_one_from_a_pool_that_is_not_used_any_more_is_ended_and_followed(
 ) -> None:
     config = configured(data_root)
     await set_up(config, 1)
-    await wait_for_warm(fake)
     async with open_manager(config) as manager:
         session = await manager.session(CHAT)
         await session.exec("echo saved > file")

@@ -1,18 +1,25 @@
 """A server killed at any step leaves one sandbox with its files, and touches no other's."""
 
 import os
+import subprocess
+from collections.abc import Callable
+from contextlib import AsyncExitStack, suppress
+from itertools import product
 from pathlib import Path
 
 import anyio
 import pytest
 
 from mcp_sandbox.app.chats import open_backend, open_manager
-from mcp_sandbox.config import Config
-from tests import forked, rclone
+from mcp_sandbox.config import Config, FleetConfig
+from mcp_sandbox.errors import ChatElsewhere
+from mcp_sandbox.sessions.session import Session
+from tests import forked, rclone, redis_server
 from tests.conftest import in_cluster
 from tests.kubernetes.cluster import Cluster
+from tests.kubernetes.conftest import SetUp
 from tests.kubernetes.killed import CHAT
-from tests.kubernetes.store import Change
+from tests.kubernetes.store import Change, Json
 
 OWNERS = {"pods": "persistentvolumeclaims", "sandboxes": "sandboxes"}
 STEPS = [
@@ -31,6 +38,10 @@ STEPS = [
     ("sandboxes", "delete", "sandboxes deleted"),
 ]
 USUAL = (1, 5, 6, 10)
+WARM_STEPS = ("sandboxclaims added", "pods claimed", "sandboxclaims ready", "listening", "filled")
+# The next one of the data root, another one of it that runs already, or one of its fleet.
+NEXT = ("next", "other", "fleet")
+USUAL_ONES = {("pods claimed", "next"), ("listening", "other"), ("filled", "fleet")}
 
 
 def step_of(change: Change) -> str:
@@ -41,12 +52,32 @@ def step_of(change: Change) -> str:
         kind = "ready"
     if kind == "modified" and found["spec"].get("operatingMode") == "Suspended":
         kind = "suspended"
+    conditions = found.get("status", {}).get("conditions", [])
+    if change.plural == "sandboxclaims" and any(each["status"] == "True" for each in conditions):
+        kind = "ready"
+    if change.before and is_claimed(found) and not is_claimed(change.before):
+        kind = "claimed"
     return f"{change.plural} {kind}"
+
+
+def is_claimed(pod: Json) -> bool:
+    return "mcp-sandbox.name" in pod["metadata"].get("annotations", {})
+
+
+def has(fake: Cluster, path: str) -> bool:
+    """Return whether a file is in the pod that was claimed."""
+    rows = [*fake.store.objects["pods"].values()]
+    claimed = [pod["metadata"] for pod in rows if is_claimed(pod)]
+    pods = [each["name"] for each in claimed if "deletionTimestamp" not in each]
+    command = ["docker", "exec", *map(fake.node.container, pods), "test", "-e", path]
+    return bool(pods) and subprocess.run(command, check=False).returncode == 0
 
 
 async def kill_at(fake: Cluster, config: Config, what: str, step: str) -> None:
     """Run a server until its step has been done, and it has not been told."""
-    environment = {"PATH": os.environ["PATH"], "KUBECONFIG": os.environ["KUBECONFIG"]}
+    environment = {
+        key: os.environ[key] for key in ("PATH", "KUBECONFIG", "SHARED") if key in os.environ
+    }
     arguments = [config.model_dump_json(), what]
     module = "tests.kubernetes.killed"
     async with forked.start(
@@ -62,9 +93,14 @@ async def kill_at(fake: Cluster, config: Config, what: str, step: str) -> None:
         fake.store.listeners.append(strike)
         await server.stdin.send(b"\n")
         stored = rclone.shared().folder / rclone.BUCKET / str(config.storage.prefix)
-        while step == "stored" and not any(path.is_file() for path in stored.rglob("*")):
-            await anyio.sleep(0.002)
-        if step == "stored":
+        looks: dict[str, Callable[[], bool]] = {
+            "stored": lambda: any(path.is_file() for path in stored.rglob("*")),
+            "listening": lambda: has(fake, "/run/mcp-sandbox/runner.sock"),
+            "filled": lambda: has(fake, "/workspace/big"),
+        }
+        if look := looks.get(step):
+            while not await anyio.to_thread.run_sync(look):
+                await anyio.sleep(0.002)
             server.kill()
         with anyio.fail_after(30):
             await server.wait()
@@ -110,3 +146,64 @@ async def empty(fake: Cluster) -> None:
     with anyio.fail_after(20):
         while fake.names("pods") or len(fake.names("persistentvolumeclaims")) > 1:
             await fake.store.changed.wait()
+
+
+def of_fleet(config: Config, redis: str, name: str) -> Config:
+    fleet = FleetConfig(redis=redis, name=name, url=f"http://{name}.invalid", lease=4)
+    return config.model_copy(update={"fleet": fleet, "data_dir": config.data_dir / name})
+
+
+@pytest.mark.redis
+@pytest.mark.parametrize(
+    ("step", "who"),
+    [
+        pytest.param(*each, marks=() if each in USUAL_ONES else pytest.mark.whole)
+        for each in product(WARM_STEPS, NEXT)
+    ],
+)
+async def test_a_server_killed_while_it_adopts_a_warm_sandbox_leaves_one(
+    fake: Cluster,
+    data_root: Path,
+    set_up: SetUp,
+    monkeypatch: pytest.MonkeyPatch,
+    step: str,
+    who: str,
+) -> None:
+    monkeypatch.setenv("SHARED", "a key of tests")
+    one = other = in_cluster(data_root, storage="backups", warm_pool="warm", key="env:SHARED")
+    await set_up(one, 2)
+    async with AsyncExitStack() as stack:
+        if who == "fleet":
+            redis = redis_server.RedisServer()
+            stack.callback(redis.close)
+            one, other = (of_fleet(one, redis.url, name) for name in "ab")
+        async with open_backend("kubernetes", one) as backend:
+            await backend.probe()
+        if who != "next":
+            manager = await stack.enter_async_context(open_manager(other))
+        await kill_at(fake, one, "adopt", step)
+        if who == "next":
+            manager = await stack.enter_async_context(open_manager(other))
+        session = await manager.session(CHAT)
+        with anyio.fail_after(20):
+            while who == "fleet" and not await is_here(session):
+                await anyio.sleep(0.1)
+        assert (await session.exec("cat file")).stdout == "kept\n"
+        (claim,) = fake.store.objects["sandboxclaims"].values()
+        assert len(fake.store.owned_by(claim)) == 1
+        await manager.remove(CHAT)
+        await anyio.to_thread.run_sync(fake.do, only_warm, fake)
+
+
+async def is_here(session: Session) -> bool:
+    with suppress(ChatElsewhere):
+        return (await session.exec("true")).success
+    return False
+
+
+async def only_warm(fake: Cluster) -> None:
+    """Return once nothing is left but what waits in the pool."""
+    with anyio.fail_after(20):
+        while len(fake.names("pods")) != 2 or fake.names("sandboxclaims"):
+            await fake.store.changed.wait()
+    assert len(fake.names("sandboxes")) == 2
