@@ -140,8 +140,8 @@ async def test_an_end_that_somebody_waited_for_is_no_news(emptied: Session) -> N
 
 
 async def test_a_process_is_stopped_with_all_that_it_started(emptied: Session) -> None:
-    tree = "(setsid sleep 86301 & setsid sleep 86302 &); trap '' TERM; while :; do sleep 0.05; done"
-    begun = await emptied.exec(f"{tree}", wait_s=0.2)
+    tree = "(setsid sleep 86301 & setsid sleep 86302 &); trap '' TERM; echo ready"
+    begun = await emptied.exec(f"{tree}; while :; do sleep 0.05; done", until="ready")
     ended = await emptied.processes.stop(begun.process or "", grace_s=0.2)
     assert (ended.stopped, ended.signal) == (True, "SIGKILL")
     left = await emptied.exec("pgrep -fc '^sleep 8630[12]'", timeout_s=10)
