@@ -12,6 +12,7 @@ import anyio
 import docker
 import pytest
 
+from mcp_sandbox.backends.docker import client
 from mcp_sandbox.backends.docker.backend import DockerBackend
 from mcp_sandbox.config import DockerConfig
 from mcp_sandbox.errors import SandboxGone
@@ -200,6 +201,15 @@ async def test_channel_to_an_ended_sandbox_says_that_it_is_gone(
     await backend.destroy(sandbox.id)
     with anyio.fail_after(15), pytest.raises(SandboxGone):
         await sandbox.open_channel()
+
+
+def test_an_engine_may_tell_of_the_lack_of_memory_after_the_end() -> None:
+    now = 10**18
+    died = {"Action": "die", "timeNano": now, "Actor": {"Attributes": {"exitCode": "137"}}}
+    starved = {"Action": "oom", "timeNano": now + 10**8}
+    assert client._ending([died]) == (None, "killed")
+    assert client._ending([died, starved]) == ("memory", "killed")
+    assert client._ending([{"Action": "kill", "timeNano": now}, died]) == ("killed", "lost")
 
 
 async def test_leftovers_of_a_killed_server_are_swept(

@@ -3,6 +3,7 @@
 Each function says what it does if an object is absent; other failures become errors with a remedy.
 """
 
+import math
 import shutil
 import socket
 import time
@@ -190,15 +191,16 @@ def set_paused(api: docker.APIClient, name: str, *, paused: bool) -> None:
 
 async def read_ending(connection: EngineConnection, name: str, within_s: float) -> Ending | None:
     """Return why a container ended; None if it still runs after `within_s` seconds."""
-    runs_until = anyio.current_time() + within_s
-    told_until = runs_until + _TOLD_S
+    runs_until, told_until = anyio.current_time() + within_s, math.inf
     while True:
-        running, found = await connection.call(_look, name)
+        running, found, likely = await connection.call(_look, name)
         now = anyio.current_time()
+        if not running:
+            told_until = min(told_until, now + _TOLD_S)
         if found or (running and now >= runs_until):
             return found
         if now >= told_until:
-            return "lost"
+            return likely
         await anyio.sleep(_ASK_AGAIN_S)
 
 
@@ -319,33 +321,35 @@ def _create(api: docker.APIClient, body: dict[str, Any], name: str | None) -> st
     return cast("str", cast("Any", api).create_container_from_config(body, name)["Id"])
 
 
-def _look(api: docker.APIClient, name: str) -> tuple[bool, Ending | None]:
-    """Return whether it runs, and why it ended if the engine already reports that."""
+def _look(api: docker.APIClient, name: str) -> tuple[bool, Ending | None, Ending]:
+    """Return whether it runs, why it ended if the engine reports that, and else what is likely."""
     with suppress(SandboxGone):
         if inspect(api, name)["State"]["Running"]:
-            return True, None
+            return True, None, "lost"
     filters = {"type": "container", "container": name, "event": ["oom", "kill", "die"]}
     # Only past events, without a wait. The library's types know whole seconds only.
     until = cast("int", f"{time.time():.9f}")
     with closing(api.events(since=1, until=until, filters=filters, decode=True)) as events:
-        return False, _ending(events)
+        return False, *_ending(events)
 
 
-def _ending(events: Iterable[dict[str, Any]]) -> Ending | None:
-    """Return why a container ended, from its events; None if its end is not among them."""
-    out_of_memory_at, killed = 0, False
+def _ending(events: Iterable[dict[str, Any]]) -> tuple[Ending | None, Ending]:
+    """Return why a container ended, from its events; if they do not say it yet, what is likely."""
+    out_of_memory_at, killed, died_at, code = 0, False, 0, -1
     for event in events:
         if event["Action"] == "oom":
             out_of_memory_at = event["timeNano"]
         elif event["Action"] == "kill":
-            killed = True
-        elif event["Action"] == "die":
+            killed = killed or not died_at
+        elif not died_at:
+            died_at = event["timeNano"]
             code = int(event["Actor"]["Attributes"].get("exitCode", -1))
-            starved = event["timeNano"] - out_of_memory_at < _SHORTLY_NS
-            if code == _KILLED:
-                return "memory" if starved and not killed else "killed"
-            return "failed" if code else "ended"
-    return None
+    if not died_at:
+        return None, "lost"
+    if code == _KILLED and not killed:
+        # The engine may tell of the lack of memory after the end.
+        return "memory" if abs(died_at - out_of_memory_at) < _SHORTLY_NS else None, "killed"
+    return "killed" if killed and code == _KILLED else "failed" if code else "ended", "lost"
 
 
 @contextmanager
