@@ -76,10 +76,14 @@ async def test_one_that_was_killed_says_so(backend: Backend, spec: SandboxSpec) 
             await backend.attach(sandbox.id)
 
 
-async def test_one_that_ran_out_of_memory_says_so(backend: Backend, spec: SandboxSpec) -> None:
+async def test_one_that_ran_out_of_memory_says_so(
+    backend: Backend, spec: SandboxSpec, backend_name: str
+) -> None:
     small = replace(spec, limits=Limits(memory_mb=64))
     with anyio.fail_after(50):
         async with made(backend, small) as sandbox, connected(sandbox) as runtime:
             with pytest.raises(SandboxGone):
                 await use_up_memory(runtime)
-            assert await sandbox.ending(within_s=10) == "memory"
+            # Under gVisor an engine may never tell: its shim looks when the group is gone.
+            untold = ["killed"] * (backend_name == "docker-runsc")
+            assert await sandbox.ending(within_s=10) in ["memory", *untold]
