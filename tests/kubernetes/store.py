@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from functools import reduce
+from functools import cache, reduce
 from typing import Any
 
 import anyio
@@ -241,6 +241,7 @@ def _get(found: Json, key: str) -> Any:
     return found.get(key, {})
 
 
+@cache
 def _terms(selector: str) -> dict[str, str]:
     return dict(term.split("=", 1) for term in selector.split(",") if term)
 

@@ -218,7 +218,10 @@ class ApiServer:
             async with client.stream("GET", path, params=params, timeout=timeout) as response:
                 if response.is_error:
                     await response.aread()
-                    raise self._explain(response.status_code, _message(response), "watch", path)
+                    status, message = response.status_code, _message(response)
+                    if status == 429 or status >= 500:
+                        raise BackendUnavailable(f"it cannot be watched now: {status} {message}")
+                    raise self._explain(status, message, "watch", path)
                 async for line in response.aiter_lines():
                     event = json.loads(line)
                     if event["type"] == "ERROR":

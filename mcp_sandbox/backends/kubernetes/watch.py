@@ -42,7 +42,7 @@ EVENT = Kind("", "events", "Event")
 WARM = "mcw"
 _GONE = 410
 _SEEN_S = 5.0
-_AGAIN_S, _MOST_AGAIN_S = 1.0, 15.0
+_AGAIN_S, _MOST_AGAIN_S = 1.0, 5.0
 _NOTHING: Mapping[str, str] = {}
 
 
@@ -132,7 +132,7 @@ class Namespace:
         self._examine: Examine
         self._end_weaker: Callable[[Kind, str, Row], None]
         self._hang_up: Callable[[str], None]
-        self._failed: OperatorError | None = None
+        self._failed: tuple[Kind, OperatorError] | None = None
         self._changed = anyio.Event()
         self._opening = anyio.Lock()
 
@@ -155,8 +155,8 @@ class Namespace:
                     self._rows[kind] = {}
                     self.tasks.start_soon(self._follow, kind)
         while self._listed != self._rows.keys():
-            if self._failed:
-                raise BackendUnavailable(str(self._failed)) from self._failed
+            if self._failed and self._failed[0] not in self._listed:
+                raise BackendUnavailable(str(self._failed[1])) from self._failed[1]
             await self._changed.wait()
 
     @property
@@ -218,7 +218,7 @@ class Namespace:
                     continue
             except OperatorError as exc:
                 logger.warning("the watch of %s goes on later: %s", kind.plural, exc)
-                self._failed = exc
+                self._failed = kind, exc
                 self._tell()
             await anyio.sleep(wait_s * random.uniform(0.5, 1.0))  # noqa: S311 - no secret
             wait_s = min(2 * wait_s, _MOST_AGAIN_S)
@@ -314,7 +314,7 @@ class Namespace:
                 "kubernetes.template"
             )
         if self._failed:
-            return BackendUnavailable(str(self._failed))
+            return BackendUnavailable(str(self._failed[1]))
         # Without a message it is a step, such as ContainerCreating; why it lasts is in an event.
         why = [f"{pod.reason}: {pod.message}"] if pod and pod.message else []
         with suppress(OperatorError):
