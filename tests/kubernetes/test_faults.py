@@ -20,6 +20,7 @@ from mcp_sandbox.backends.kubernetes.objects import SANDBOX, VOLUME, Made
 from mcp_sandbox.errors import BackendUnavailable, SandboxGone
 from mcp_sandbox.models import ChatId, SandboxSpec
 from mcp_sandbox.runtime import channel
+from mcp_sandbox.sessions.manager import SessionManager
 from mcp_sandbox.sessions.session import Session
 from tests.backends.live import connected, made
 from tests.conftest import in_cluster
@@ -48,6 +49,24 @@ async def backend_on(data_root: Path) -> AsyncGenerator[KubernetesBackend]:
 def pod_of(fake: Cluster) -> str:
     (name,) = fake.names("pods")
     return name
+
+
+async def until(fake: Cluster, settled: Callable[[], bool]) -> None:
+    async def wait() -> None:
+        with anyio.fail_after(20):
+            while not settled():
+                await fake.store.changed.wait()
+
+    await anyio.to_thread.run_sync(fake.do, wait)
+
+
+async def saved_and_changed(manager: SessionManager) -> Session:
+    session = await manager.session(CHAT)
+    await session.exec("echo saved > file")
+    assert manager.saving
+    await manager.saving.save(CHAT)
+    await session.exec("echo later > file")
+    return session
 
 
 async def lost(session: Session, strike: Callable[[], object]) -> str:
@@ -140,11 +159,7 @@ async def test_a_chat_whose_claim_is_lost_goes_on_from_its_backup(
     kind: str, fake: Cluster, data_root: Path
 ) -> None:
     async with open_manager(in_cluster(data_root)) as manager:
-        session = await manager.session(CHAT)
-        await session.exec("echo saved > file")
-        assert manager.saving
-        await manager.saving.save(CHAT)
-        await session.exec("echo later > file")
+        session = await saved_and_changed(manager)
         name = pod_of(fake)
         if kind == "sandboxes":
             fake.delete("sandboxes", name)
@@ -155,6 +170,50 @@ async def test_a_chat_whose_claim_is_lost_goes_on_from_its_backup(
         with suppress(SandboxGone):
             await session.exec("true")
         assert (await session.exec("cat file")).stdout == "saved\n"
+
+
+async def test_a_volume_that_was_lost_while_nothing_ran_is_not_taken_for_the_chats_own(
+    fake: Cluster, data_root: Path
+) -> None:
+    fake.has_sandboxes = ["v1beta1"]
+    async with open_manager(in_cluster(data_root)) as manager:
+        session = await saved_and_changed(manager)
+        await manager.pause(CHAT)
+        # Its controller makes another one.
+        fake.store.ahead = timedelta(minutes=5)
+        (claim,) = fake.store.objects["persistentvolumeclaims"].values()
+        fake.delete("persistentvolumeclaims", claim["metadata"]["name"])
+        await until(fake, lambda: claim["metadata"]["uid"] not in json.dumps(fake.store.objects))
+        assert (await session.exec("cat file")).stdout == "later\n"
+
+
+async def test_a_sandbox_that_was_deleted_without_what_it_owns_is_made_again_on_it(
+    fake: Cluster, data_root: Path
+) -> None:
+    fake.has_sandboxes = ["v1beta1"]
+    async with open_manager(in_cluster(data_root)) as manager:
+        session = await saved_and_changed(manager)
+        name = pod_of(fake)
+        for plural, each in (("pods", name), ("persistentvolumeclaims", f"files-{name}")):
+            fake.do(fake.store.set, plural, each, {"metadata": {"ownerReferences": None}})
+        fake.delete("sandboxes", name)
+        assert (await session.exec("cat file")).stdout == "later\n"
+    await until(fake, lambda: not fake.names("pods"))
+    async with open_manager(in_cluster(data_root)) as manager:
+        assert (await (await manager.session(CHAT)).exec("cat file")).stdout == "later\n"
+        assert len(fake.names("pods")) == len(fake.names("persistentvolumeclaims")) == 1
+
+
+async def test_a_volume_that_somebody_deletes_while_it_is_used_is_saved_before_it_goes(
+    fake: Cluster, data_root: Path
+) -> None:
+    async with open_manager(in_cluster(data_root)) as manager:
+        session = await saved_and_changed(manager)
+        fake.delete("persistentvolumeclaims", pod_of(fake))
+        assert (await session.exec("cat file")).stdout == "later\n"
+    await anyio.to_thread.run_sync(fake.wait_until_empty)
+    async with open_manager(in_cluster(data_root)) as manager:
+        assert (await (await manager.session(CHAT)).exec("cat file")).stdout == "later\n"
 
 
 @pytest.mark.parametrize(
@@ -236,7 +295,7 @@ async def test_while_the_server_is_away_open_chats_work_and_new_ones_are_told(
     fake: Cluster, data_root: Path, away_s: float
 ) -> None:
     fake.store.watch_s = 0.5
-    async with open_manager(in_cluster(data_root, start_timeout="4s")) as manager:
+    async with open_manager(in_cluster(data_root, start_timeout="8s")) as manager:
         session, other = [await manager.session(ChatId("tester", chat)) for chat in "ab"]
         await session.exec("true")
         await other.exec("true")

@@ -227,18 +227,20 @@ class KubernetesBackend:
     async def destroy(self, sandbox_id: models.SandboxId) -> None:
         await self._open()
         with anyio.CancelScope(shield=True):
+            kind, pod = self._space.kind_of(sandbox_id), self._space.pods.get(sandbox_id)
+            is_gone = False
             try:
                 await self._space.sandbox(sandbox_id)
             except SandboxGone:
-                return
-            kind = self._space.kind_of(sandbox_id)
-            if pod := self._space.pods.get(sandbox_id):
+                is_gone = True
+            if pod:
                 self._note_end(pod.uid, "killed")
-            if kind is VOLUME:
-                # First: a volume stays while a pod has it.
-                await self._api.delete(POD, sandbox_id)
-            await self._api.delete(kind, sandbox_id)
-            await self._space.wait_for(sandbox_id, lambda row: row.ending)
+            # First: a volume stays while a pod has it; it may have been deleted alone.
+            if pod if is_gone else kind is VOLUME:
+                await self._api.delete(POD, pod.name if pod else sandbox_id)
+            if not is_gone:
+                await self._api.delete(kind, sandbox_id)
+                await self._space.wait_for(sandbox_id, lambda row: row.ending)
 
     async def pause(self, sandbox_id: models.SandboxId) -> bool:
         """End the pod of a sandbox, and keep its files; False if they are in the pod alone."""

@@ -404,9 +404,14 @@ class SandboxLifecycle:
         await held.runtime.aclose()
         # When it goes on its processes are new: its age counts from then.
         labels = {name: value for name, value in held.sandbox.labels.items() if name != STARTED}
-        await self._context.backend.relabel(held.sandbox.id, labels)
-        await held.sandbox.pause()
-        self.log_event("sandbox paused", held)
+        try:
+            await self._context.backend.relabel(held.sandbox.id, labels)
+            await held.sandbox.pause()
+        except SandboxGone:
+            # What keeps its files was deleted.
+            await self.destroy(held)
+        else:
+            self.log_event("sandbox paused", held)
 
     async def discard_dead(self, held: OpenSandbox) -> str | None:
         """Remove a sandbox whose connection was lost; return why it died, "" if that is unknown.

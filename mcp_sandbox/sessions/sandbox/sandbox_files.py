@@ -114,6 +114,8 @@ class SandboxFiles(Saving):
         super().__init__(backups, settings, context)
         assert isinstance(context.workspaces, RecordedWorkspaces)  # noqa: S101 - as it holds files
         self._workspaces = context.workspaces
+        # The secret of each chat's sandbox that has had the mark.
+        self._marked: dict[ChatId, bytes] = {}
 
     async def prepare(
         self,
@@ -133,8 +135,12 @@ class SandboxFiles(Saving):
         self, chat: ChatId, sandbox: Sandbox, directories: ChatDirectories
     ) -> Runtime:
         runtime = await connect(sandbox, directories, self._context.tasks, self._context.settings)
-        await self._fill(chat, runtime)
-        self._workspaces.runtimes[chat] = runtime
+        # A volume may be left of an older one.
+        if not (
+            (await runtime.files.mark()).mark and await self._has_newest(chat, sandbox, runtime)
+        ):
+            await self._fill(chat, runtime)
+        self._workspaces.runtimes[chat], self._marked[chat] = runtime, sandbox.token
         return runtime
 
     async def connect(
@@ -174,8 +180,9 @@ class SandboxFiles(Saving):
         noted, one = await runtime.files.mark(), self._chats[chat]
         record = await self._context.records.get(chat)
         kept, mark = read_backup(record), noted.mark
-        if not mark and record and record.sandbox_id == sandbox.id:
-            # What ran inside has deleted it with all else.
+        is_known = not mark and record and record.sandbox_id == sandbox.id
+        if is_known and (not noted.empty or self._marked.get(chat) == sandbox.token):
+            # What ran inside has deleted it; else one of the same name may have lost its files.
             mark = f"{chat} {kept.get('epoch', 0)}"
         whose, _, epoch = mark.partition(" ")
         if mark == f"{chat} -" or (noted.empty and not mark):
@@ -192,6 +199,7 @@ class SandboxFiles(Saving):
         one.epoch = max(int(epoch), self._context.check_lease(chat))
         if one.epoch > int(epoch) or not noted.mark:
             await runtime.files.mark(f"{chat} {one.epoch}")
+        self._marked[chat] = sandbox.token
         return True
 
     def is_saved(self, chat: ChatId) -> bool:
@@ -237,6 +245,7 @@ class SandboxFiles(Saving):
 
     async def remove(self, chat: ChatId) -> None:
         self._workspaces.sizes.pop(chat, None)
+        self._marked.pop(chat, None)
         await super().remove(chat)
 
 
