@@ -11,6 +11,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cache, reduce
+from itertools import islice
 from typing import Any
 
 import anyio
@@ -176,15 +177,16 @@ class Store:
         ]
 
     def list(self, plural: str, query: Mapping[str, str]) -> Json:
-        rows = sorted(self.objects[plural].items())
-        chosen = [each for _, each in rows if selects(query, each)]
-        start = int(query.get("continue", "0"))
-        end = start + min(int(query.get("limit", "500")), self.chunk)
-        more = {"continue": str(end)} if end < len(chosen) else {}
+        rows, after = self.objects[plural], query.get("continue", "")
+        names = sorted(name for name in rows if name > after)
+        found = (rows[name] for name in names if selects(query, rows[name]))
+        most = min(int(query.get("limit", "500")), self.chunk)
+        *chosen, following = *islice(found, most), next(found, None)
+        more = {"continue": chosen[-1]["metadata"]["name"]} if following else {}
         kind, version = KINDS[plural]
         metadata = {"resourceVersion": str(self.version), **more}
         told = {"kind": f"{kind}List", "apiVersion": version, "metadata": metadata}
-        return {**told, "items": chosen[start:end]}
+        return {**told, "items": chosen}
 
     async def watch(self, plural: str, query: Mapping[str, str]) -> AsyncGenerator[Json]:
         seen = int(query.get("resourceVersion") or 0)
