@@ -14,18 +14,22 @@ import binascii
 import ctypes
 import errno
 import os
-import signal
-import socket
 import sys
 import time
 from _thread import start_new_thread
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import signal
+    import socket
     from collections.abc import Callable
     from typing import TypeVar
 
     Other = TypeVar("Other")
+else:
+    # Their C halves: the Python halves load for longer than all else here.
+    import _signal as signal
+    import _socket as socket
 
 _NOT_YET = (errno.ENOENT, errno.ECONNREFUSED, errno.ENXIO)
 CHUNK = 256 * 1024

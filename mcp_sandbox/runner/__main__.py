@@ -104,6 +104,11 @@ def _await_token(settings: dict[str, str]) -> int:
     path = settings["TOKEN_PIPE"]
     os.mkfifo(path, 0o600)
     pipe = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    # Meanwhile it loads what the first call needs. Nothing of the chat runs before the secret is
+    # read, or it could read that itself.
+    import mcp_sandbox.runner.files.operations  # noqa: PLC0415
+    import mcp_sandbox.runner.wire.server  # noqa: F401, PLC0415
+
     most_s = float(settings["START_S"]) if "START_S" in settings else None
     if not select.select([pipe], [], [], most_s)[0]:
         raise SystemExit("nobody started the runner")
