@@ -18,9 +18,11 @@ from rich.console import Console
 from rich.panel import Panel
 from rich.text import Text
 
-from mcp_sandbox.app.chats import choose_backend, on_trial, temporary_data
+from mcp_sandbox.app.chats import choose_backend, on_trial, open_manager, temporary_data
+from mcp_sandbox.backends.base import Backend
 from mcp_sandbox.config import Config, server_variables
 from mcp_sandbox.errors import OperatorError
+from mcp_sandbox.models import ChatId
 
 CHAT = "demo"
 _LINES_SHOWN = 40
@@ -90,10 +92,12 @@ async def show(config: Config, console: Console, config_file: Path | None, keep:
         arguments = ["-m", "mcp_sandbox", "stdio", "--chat", CHAT]
         arguments += ["--data", str(config.data_dir), "--backend", backend.name]
         arguments += [] if config_file is None else ["--config", str(config_file)]
-        # Nothing of the demo goes to an object store.
-        unsaved = {f"MCP_SANDBOX_STORAGE__{name}": "" for name in _STORE} | {"S3_ENDPOINT": ""}
+        # Nothing of the demo goes to an object store, unless files must be in one.
+        store = {f"MCP_SANDBOX_STORAGE__{name}": "" for name in _STORE} | {"S3_ENDPOINT": ""}
+        if backend.holds_files:
+            store = {"MCP_SANDBOX_STORAGE__PREFIX": config.storage.prefix}
         server = StdioServerParameters(
-            command=sys.executable, args=arguments, env={**server_variables(), **unsaved}
+            command=sys.executable, args=arguments, env={**server_variables(), **store}
         )
         try:
             async with _connected(server, console, "Start a server and connect a client") as client:
@@ -104,11 +108,20 @@ async def show(config: Config, console: Console, config_file: Path | None, keep:
                     await _call(client, console, step)
         finally:
             with anyio.CancelScope(shield=True):
-                # Remove what an interrupted server has left, and nothing of other chats.
-                for info in await backend.running():
-                    if info.labels.get("chat") == CHAT:
-                        await backend.destroy(info.id)
+                await _remove(backend, config, keep=keep)
     console.print(Text("Done: nothing was left running.", style="bold green"))
+
+
+async def _remove(backend: Backend, config: Config, *, keep: bool) -> None:
+    """Remove what an interrupted server has left, and nothing of other chats."""
+    for info in await backend.running():
+        if info.labels.get("chat") != CHAT:
+            continue
+        if not backend.holds_files:
+            await backend.destroy(info.id)
+        elif not keep:
+            async with open_manager(config) as manager:
+                await manager.remove(ChatId(info.labels["user"], CHAT))
 
 
 async def _work(client: Client, console: Console) -> None:

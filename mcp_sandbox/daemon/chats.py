@@ -77,7 +77,7 @@ class ChatControl:
             "list": self._list,
             "find": self._find,
             "stop": self._stop,
-            "pause": partial(self._change, "paused", SessionManager.pause),
+            "pause": self._pause,
             "resume": partial(self._change, "resumed", SessionManager.resume),
             "remove": partial(self._change, "removed", SessionManager.remove),
             "collect": self._collect,
@@ -109,6 +109,10 @@ class ChatControl:
     ) -> JsonObject:
         manager, chat = await self._find_named(arguments)
         return {"chat": str(chat), key: await change(manager, chat)}
+
+    async def _pause(self, arguments: JsonObject) -> JsonObject:
+        done = await self._change("paused", SessionManager.pause, arguments)
+        return {**done, "keeps_processes": (await self._manager()).keeps_paused_processes}
 
     async def _stop(self, arguments: JsonObject) -> JsonObject:
         end = partial(SessionManager.stop, force=bool(arguments.get("force")))

@@ -2,13 +2,16 @@
 
 import json
 import re
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from rich.console import Console
 from typer import BadParameter
 
+from mcp_sandbox.app.demo import show
 from mcp_sandbox.backends.docker.spec import profile
 from mcp_sandbox.backends.kubernetes.manifests import RIGHTS
 from mcp_sandbox.backends.kubernetes.verify import read_template
@@ -149,6 +152,18 @@ async def test_an_attack_breaks_through_system_calls_alone_and_leaves_nothing(
     found = await attack(in_cluster(tmp_path), lambda _: None)
     broken = {each.group for each in found.results if each.verdict == "BROKEN"}
     assert broken == {"system calls"}
+    fake.wait_until_empty()
+
+
+@pytest.mark.whole
+async def test_the_demo_runs_in_a_cluster_and_leaves_nothing(
+    fake: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, printed = in_cluster(tmp_path), StringIO()
+    for name in ("endpoint", "bucket", "access_key", "secret_key"):
+        monkeypatch.setenv(f"MCP_SANDBOX_STORAGE__{name.upper()}", getattr(config.storage, name))
+    await show(config, Console(file=printed), None, keep=False)
+    assert "nothing was left running" in printed.getvalue()
     fake.wait_until_empty()
 
 
