@@ -121,9 +121,7 @@ class Store:
             default_pod(found)
         return self._note("ADDED", plural, found, None)
 
-    def patch(
-        self, plural: str, name: str, news: Json | list[Json], also: str = ""
-    ) -> Json:
+    def patch(self, plural: str, name: str, news: Json | list[Json], also: str = "") -> Json:
         """Change an object as somebody with kubectl does."""
         found = merged = self.get(plural, name)
         for each in news if isinstance(news, list) else [news]:
