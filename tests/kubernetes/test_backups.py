@@ -99,6 +99,27 @@ async def test_one_that_another_server_left_is_found_with_its_files(
             assert fake.names("pods") == [name]
 
 
+async def test_a_pod_that_another_template_made_is_saved_before_it_is_replaced(
+    kind: str, fake: Cluster, data_root: Path, tmp_path: Path
+) -> None:
+    config = in_cluster(data_root, storage="backups")
+    template = tmp_path / "template.yaml"
+    template.write_text("metadata: {labels: {team: blue}}\nspec: {nodeSelector: {disk: fast}}\n")
+    async with open_manager(config) as manager:
+        await (await manager.session(CHAT)).exec("echo unsaved > file")
+        async with open_backend("kubernetes", config) as backend:
+            (info,) = await backend.running()
+            changed = in_cluster(data_root, storage="backups", template=template)
+            async with open_backend("kubernetes", changed) as other:
+                assert (await other.running())[0].state == "running"
+                await other.attach(info.id)
+    async with open_manager(changed) as manager:
+        session = await manager.session(CHAT)
+        assert (await session.exec("cat file")).stdout == "unsaved\n"
+        pods = fake.store.objects["pods"].values()
+        assert [pod["metadata"]["labels"]["team"] for pod in pods] == ["blue"]
+
+
 async def test_a_paused_chat_is_saved_and_comes_back(
     kind: str, fake: Cluster, data_root: Path
 ) -> None:

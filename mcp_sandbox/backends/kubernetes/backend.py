@@ -28,8 +28,10 @@ from mcp_sandbox.backends.kubernetes.exec_stream import (
 )
 from mcp_sandbox.backends.kubernetes.network import Network
 from mcp_sandbox.backends.kubernetes.objects import (
+    APP,
     CLAIM,
     LABELS,
+    NETWORK,
     OWN,
     RECORD,
     SANDBOX,
@@ -141,13 +143,15 @@ class KubernetesBackend:
 
     async def origin(self, image: str = "") -> str:
         made = Made(image or self._config.image, "", models.Limits(), "none", {}, 0)
-        spec = self.renderer.template(made)["spec"]
-        parts = image or self._config.image, spec.get("runtimeClassName"), await self._runner()
-        return " ".join(str(each) for each in parts)
+        runtime = self.renderer.template(made)["spec"].get("runtimeClassName")
+        # A pod on a volume is made anew by other rules; files in a pod must be saved first.
+        rules = self.renderer.shape(made) if self.renderer.in_pod else runtime
+        return f"{made.image} {rules} {await self._runner()}"
 
     async def create(self, spec: models.SandboxSpec) -> KubernetesSandbox:
         await self._open()
         made = Made.of(spec, self._config.image, await self._runner())
+        made = replace(made, shape=self.renderer.shape(made))
         pooled = await self._is_pooled(made)
         name = self.renderer.name(spec.labels, WARM) if pooled else self.renderer.name(spec.labels)
         kind = self._space.kind_of(name)
@@ -362,6 +366,9 @@ class KubernetesBackend:
             if spec.get("ephemeralContainers"):
                 wanted["spec"]["ephemeralContainers"] = [skill_writer(made)]
             own, weaker = dict(wanted["metadata"]["labels"]), find_weaker(wanted["spec"], spec)
+            if self.renderer.in_pod and made.shape != self.renderer.shape(made):
+                # Made by other rules: its next use saves its files and replaces it.
+                own, weaker = {**APP, NETWORK: made.network}, []
             if not weaker:
                 while len(self._alike) >= _MOST_ALIKE:
                     del self._alike[next(iter(self._alike))]

@@ -80,6 +80,8 @@ class Made:
     network: Network
     env: Mapping[str, str]
     idle_s: float
+    # By which rules, as `Renderer.shape` says.
+    shape: str = ""
 
     @classmethod
     def of(cls, spec: SandboxSpec, image: str, runner: str) -> "Made":
@@ -203,7 +205,7 @@ class Renderer:
         name = self._config.warm_pool
         template = self.template(made, files=self.files(CLAIM, name))
         metadata = {"name": name, "labels": APP}
-        shape = {**metadata, "annotations": {_SHAPE: self._shape(made)}}
+        shape = {**metadata, "annotations": {_SHAPE: self.shape(made)}}
         # The policies are ours: the controller's own would allow the internet.
         spec = {"podTemplate": template, "networkPolicyManagement": "Unmanaged", "service": False}
         size = {"replicas": replicas, "sandboxTemplateRef": {"name": name}}
@@ -214,9 +216,10 @@ class Renderer:
 
     def fits(self, pool: Json, made: Made) -> bool:
         """Return whether the sandboxes of a warm pool are made so."""
-        return bool(pool["metadata"].get("annotations", {}).get(_SHAPE) == self._shape(made))
+        return bool(pool["metadata"].get("annotations", {}).get(_SHAPE) == self.shape(made))
 
-    def _shape(self, made: Made) -> str:
+    def shape(self, made: Made) -> str:
+        """Return a digest of how a pod is made now: a change of settings or of a version shows."""
         template = self.template(made, files=self.files(CLAIM, ""))
         return hashlib.sha256(json.dumps(template, sort_keys=True).encode()).hexdigest()[:16]
 
