@@ -65,6 +65,14 @@ async def test_without_a_cluster_it_says_what_to_set(
     assert "set KUBECONFIG or kubernetes.context" in str(await refusal(data_root))
 
 
+async def test_a_server_that_never_answered_is_named_long_before_a_pod_may_take(
+    fake: Cluster, data_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(fake.kubeconfig(server="http://127.0.0.1:9")))
+    with anyio.fail_after(20):
+        assert "http://127.0.0.1:9" in str(await refusal(data_root, start_timeout="600s"))
+
+
 async def test_an_expired_token_is_read_again_once_then_told(
     fake: Cluster, data_root: Path
 ) -> None:

@@ -37,6 +37,8 @@ PROTOCOLS = ["v5.channel.k8s.io", "v4.channel.k8s.io"]
 _CUT = (httpx.HTTPError, OSError, ValueError)
 _CALL_S = 30.0
 _CONNECT_S = 10.0
+# How long one is tried again that never answered: it may be misnamed, and somebody waits.
+_FIRST_ANSWER_S = 5.0
 _A_SECOND, _BURST_S = 20, 1.0
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.2, 10.0
 _LOOK_AGAIN_S = 0.2
@@ -106,6 +108,7 @@ class ApiServer:
         self._opening = anyio.Lock()
         self._old: list[httpx.AsyncClient] = []
         self._free_at = 0.0
+        self._has_answered = False
 
     async def aclose(self) -> None:
         for client in (*self._old, *([self._http] if self._http else [])):
@@ -132,7 +135,8 @@ class ApiServer:
             CapacityReached: a quota is used up.
             BackendUnavailable: no answer, no right, no namespace.
         """
-        deadline, wait_s = time.monotonic() + self._config.start_timeout, _FIRST_WAIT_S
+        most_s = self._config.start_timeout if self._has_answered else _FIRST_ANSWER_S
+        deadline, wait_s = time.monotonic() + most_s, _FIRST_WAIT_S
         renewed = False
         while True:
             try:
@@ -142,7 +146,7 @@ class ApiServer:
             except _CUT as exc:
                 why, asked_s = f"{type(exc).__name__} {exc}".strip(), 0.0
             else:
-                status = response.status_code
+                status, self._has_answered = response.status_code, True
                 if status == 401 and not renewed:
                     renewed = True
                     await self._renew()
