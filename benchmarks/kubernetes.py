@@ -23,7 +23,7 @@ from benchmarks.places import Failed, checked, configured
 from mcp_sandbox.app.chats import open_backend, open_manager, temporary_data
 from mcp_sandbox.backends.kubernetes.backend import KubernetesBackend
 from mcp_sandbox.backends.kubernetes.client import POD, ApiServer
-from mcp_sandbox.backends.kubernetes.objects import SANDBOX, TEMPLATE, VOLUME, WARM_POOL, Made
+from mcp_sandbox.backends.kubernetes.objects import TEMPLATE, VOLUME, WARM_POOL, Made
 from mcp_sandbox.backends.runner_copy import runner_digest
 from mcp_sandbox.config import Config
 from mcp_sandbox.models import ChatId, SandboxSpec
@@ -31,7 +31,7 @@ from mcp_sandbox.sessions.manager import SessionManager
 from tests.kubernetes.cluster import running
 from tests.rclone import S3Server
 
-_POOL, _POOLED = "benchmark", "agents.x-k8s.io/warm-pool-sandbox"
+_POOL = "benchmark"
 _IS_REAL = "kubernetes" in os.environ.get("MCP_SANDBOX_REQUIRE", "").split(",")
 _WHERE = "cluster of KUBECONFIG" if _IS_REAL else "fake cluster"
 
@@ -80,7 +80,7 @@ def _new_chats(manager: SessionManager) -> Side:
 
 async def _start(pairs: int) -> Measured:
     async with (
-        _place() as config,
+        _place(objects="pod") as config,
         open_manager(config) as manager,
         open_backend("kubernetes", config) as backend,
         aclosing(ApiServer(config.kubernetes)) as api,
@@ -146,10 +146,9 @@ async def _make_pool(config: Config) -> None:
 async def _wait_until_warm(api: ApiServer) -> None:
     with anyio.fail_after(60):
         while True:
-            async for page, _ in api.pages(SANDBOX, labelSelector=f"{_POOLED}={_POOL}"):
-                conditions = [each.get("status", {}).get("conditions", []) for each in page]
-                if any(each["status"] == "True" for row in conditions for each in row):
-                    return
+            pool = await api.get(WARM_POOL, _POOL)
+            if pool.get("status", {}).get("readyReplicas"):
+                return
             await anyio.sleep(0.2)
 
 

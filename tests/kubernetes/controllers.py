@@ -71,9 +71,11 @@ class Controllers:
         self._store.add(plural, {"apiVersion": version, "kind": kind, **body, "metadata": metadata})
 
     def _fill(self, name: str, pool: Json) -> None:
-        missing = pool["spec"]["replicas"] - len(self._store.owned_by(pool))
-        for _ in range(missing):
-            self._make_sandbox(f"{name}-{secrets.token_hex(3)}", pool, pool, {_POOLED: name})
+        owned = [each for _, each in self._store.owned_by(pool)]
+        ready = {"readyReplicas": sum(map(_is_ready, owned))}
+        self._store.set("sandboxwarmpools", name, {"status": ready})
+        for _ in range(pool["spec"]["replicas"] - len(owned)):
+            self._make_sandbox(f"{name}-{secrets.token_hex(3)}", pool, pool, {_POOLED: "a-hash"})
 
     def _make_sandbox(self, name: str, pool: Json, owner: Json, labels: Json) -> None:
         of = self._store.get("sandboxtemplates", pool["spec"]["sandboxTemplateRef"]["name"])
