@@ -39,7 +39,7 @@ class Controllers:
         try:
             work[plural](name, found)
         except HTTPException as exc:
-            told = {"reason": "ReconcilerError", "message": exc.detail}
+            told = {"reason": "ReconcilerError", "message": f"Error seen: {exc.detail}"}
             self._tell(plural, name, {"type": "Ready", "status": "False", **told})
 
     def _tell(self, plural: str, name: str, ready: Json, **more: Json) -> None:
@@ -53,7 +53,11 @@ class Controllers:
             of, made = claim["metadata"]["name"], f"{claim['metadata']['name']}-{name}"
             volumes.append({"name": of, "persistentVolumeClaim": {"claimName": made}})
             if made not in self._rows["persistentvolumeclaims"]:
-                self._make("persistentvolumeclaims", made, {"spec": claim["spec"]}, sandbox)
+                try:
+                    self._make("persistentvolumeclaims", made, {"spec": claim["spec"]}, sandbox)
+                except HTTPException as exc:
+                    # It makes the pod all the same.
+                    refused = exc
         if spec.get("operatingMode") == "Suspended":
             if pod:
                 self._store.delete("pods", name)
@@ -62,12 +66,14 @@ class Controllers:
             template["spec"]["volumes"] += spec["podTemplate"]["spec"].get("volumes", [])
             template["metadata"]["labels"]["agents.x-k8s.io/sandbox-name-hash"] = "h"
             self._make("pods", name, template, sandbox)
+        ready = {"message": "Pod exists with some phase", **ready}
         is_ready = pod and pod["status"].get("podIP") and "deletionTimestamp" not in pod["metadata"]
         self._tell("sandboxes", name, {"type": "Ready", "status": str(bool(is_ready))})
 
     def _make(self, plural: str, name: str, body: Json, owner: Json) -> None:
         kind, version = KINDS[plural]
         metadata = {**body.get("metadata", {}), "name": name, "ownerReferences": [_ref(owner)]}
+        refused: HTTPException | None = None
         self._store.add(plural, {"apiVersion": version, "kind": kind, **body, "metadata": metadata})
 
     def _fill(self, name: str, pool: Json) -> None:
@@ -81,6 +87,8 @@ class Controllers:
         of = self._store.get("sandboxtemplates", pool["spec"]["sandboxTemplateRef"]["name"])
         shared = ("podTemplate", "volumeClaimTemplates", "service")
         spec = {key: of["spec"][key] for key in shared if key in of["spec"]}
+        if refused:
+            raise refused
         extra = owner["spec"].get("additionalPodMetadata", {})
         spec["podTemplate"] = merge(spec["podTemplate"], {"metadata": extra})
         self._make("sandboxes", name, {"metadata": {"labels": labels}, "spec": spec}, owner)

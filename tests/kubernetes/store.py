@@ -76,7 +76,9 @@ class Store:
     def behave(self) -> None:
         # How long a watch lasts at most, what a list has in one chunk, how far the clock is ahead.
         self.watch_s, self.chunk, self.ahead = 3000.0, 500, timedelta()
-        self.bookmarks, self.quota = True, 1 << 30
+        # How long what a deleted object owned outlives it.
+        self.collected_s = 0.05
+        self.bookmarks, self.limited, self.quota = True, "pods", 1 << 30
 
     def _note(self, kind: str, plural: str, found: Json, before: Json | None) -> Json:
         self.version += 1
@@ -111,9 +113,9 @@ class Store:
         _check(body)
         if name in self.objects[plural]:
             raise HTTPException(409, f'{plural} "{name}" already exists')
-        if plural == "pods" and len(self.objects[plural]) >= self.quota:
-            what = f"exceeded quota: q, limited: pods={self.quota}"
-            raise HTTPException(403, f'pods "{name}" is forbidden: {what}')
+        if plural == self.limited and len(self.objects[plural]) >= self.quota:
+            what = f"exceeded quota: q, limited: {plural}={self.quota}"
+            raise HTTPException(403, f'{plural} "{name}" is forbidden: {what}')
         found = deepcopy(body)
         told = {"namespace": "sandboxes", "creationTimestamp": self.now()}
         found["metadata"] |= {"uid": str(uuid.uuid4()), **told}

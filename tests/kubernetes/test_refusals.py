@@ -184,11 +184,14 @@ def fail_to_mount(fake: Cluster, change: Change) -> None:
     fake.store.add("events", {"apiVersion": "v1", "kind": "Event", **event})
 
 
-async def test_a_quota_that_a_controller_meets_is_told(fake: Cluster, data_root: Path) -> None:
+@pytest.mark.parametrize("limited", ["pods", "persistentvolumeclaims"])
+async def test_a_quota_that_a_controller_meets_is_told(
+    fake: Cluster, data_root: Path, limited: str
+) -> None:
     fake.has_sandboxes = ["v1beta1"]
     async with open_manager(in_cluster(data_root, start_timeout="2s")) as manager:
         await (await manager.session(ChatId("tester", "first"))).exec("true")
-        fake.store.quota = 1
+        fake.store.limited, fake.store.quota = limited, 1
         with pytest.raises(CapacityReached, match="exceeded quota"):
             await (await manager.session(CHAT)).exec("true")
 

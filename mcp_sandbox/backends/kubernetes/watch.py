@@ -318,11 +318,13 @@ class Namespace:
         # Without a message it is a step, such as ContainerCreating; why it lasts is in an event.
         why = [f"{pod.reason}: {pod.message}"] if pod and pod.message else []
         with suppress(OperatorError):
-            if not (pod or self.kind_of(name) in (POD, VOLUME)):
-                # Its controller could not make the pod, and says why.
+            if self.kind_of(name) not in (POD, VOLUME):
+                # Its controller could not make the pod or its volume, and says why.
                 found = await self.api.get(self.kind_of(name), name)
                 told = found.get("status", {}).get("conditions", [])
-                why += filter(None, (each.get("message") for each in told))
+                said = [each["message"] for each in told if each["type"] == "Ready"]
+                if not pod or "Error seen" in str(said):
+                    why = said
             async for page, _ in self.api.pages(EVENT, fieldSelector=f"involvedObject.name={name}"):
                 said = [str(each["message"]) for each in page if each.get("type") == "Warning"]
                 why = why or said[-1:]
