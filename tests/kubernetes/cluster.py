@@ -199,8 +199,10 @@ class Cluster:
             how = "json" if isinstance(news, list) else "merge"
             assert request.headers["content-type"] == f"application/{how}-patch+json"
             return JSONResponse(self.store.patch(plural, name, news))
-        do = self.store.delete if request.method == "DELETE" else self.store.get
-        return JSONResponse(do(plural, name))
+        if request.method == "DELETE":
+            last = (await request.json())["propagationPolicy"] == "Foreground"
+            return JSONResponse(self.store.delete(plural, name, last=last))
+        return JSONResponse(self.store.get(plural, name))
 
     async def _add(self, request: Request) -> Response:
         """Add containers to a pod that runs."""

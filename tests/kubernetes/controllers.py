@@ -2,6 +2,7 @@
 
 import secrets
 
+import anyio
 from anyio.abc import TaskGroup
 from starlette.exceptions import HTTPException
 
@@ -24,16 +25,34 @@ class Controllers:
         store.listeners.append(self._notice)
 
     def _notice(self, change: Change) -> None:
-        begin, name = self._tasks.start_soon, change.found["metadata"]["name"]
+        begin, found = self._tasks.start_soon, change.found
         if change.plural in _PLURALS.values():
-            begin(self._reconcile, change.plural, name)
-        for owner in change.found["metadata"].get("ownerReferences", []):
-            begin(self._reconcile, _PLURALS[owner["kind"]], owner["name"])
+            begin(self._reconcile, change.plural, found["metadata"]["name"])
+        if change.kind == "DELETED" or "deletionTimestamp" in found["metadata"]:
+            begin(self._collect, found)
+        for ref in found["metadata"].get("ownerReferences", []):
+            owner = _PLURALS[ref["kind"]], ref["name"]
+            # Claims are made and never looked at again.
+            if change.plural != "persistentvolumeclaims" or self._is_ending(*owner):
+                begin(self._reconcile, *owner)
+
+    def _is_ending(self, plural: str, name: str) -> bool:
+        return "deletionTimestamp" in self._rows[plural].get(name, {}).get("metadata", {})
+
+    async def _collect(self, owner: Json) -> None:
+        """Delete what an object owned that is deleted, a little later, as a cluster does."""
+        await anyio.sleep(self._store.collected_s)
+        for plural, each in self._store.owned_by(owner):
+            self._store.delete(plural, each["metadata"]["name"], last=True)
 
     async def _reconcile(self, plural: str, name: str) -> None:
         work = {"sandboxes": self._run, "sandboxwarmpools": self._fill}
         work |= {"sandboxclaims": self._assign}
         found = self._rows[plural].get(name)
+        if found and self._is_ending(plural, name):
+            if not self._store.owned_by(found):
+                self._store.drop(plural, name)
+            return
         if found is None or plural not in work:
             return
         try:
@@ -43,12 +62,14 @@ class Controllers:
             self._tell(plural, name, {"type": "Ready", "status": "False", **told})
 
     def _tell(self, plural: str, name: str, ready: Json, **more: Json) -> None:
+        ready = {"message": "Pod exists with some phase", **ready}
         self._store.set(plural, name, {"status": {"conditions": [ready], **more}})
 
     def _run(self, name: str, sandbox: Json) -> None:
         """Make the pod and the claims of a Sandbox, or end the pod of a suspended one."""
         spec, pod = sandbox["spec"], self._rows["pods"].get(name)
         volumes: list[Json] = []
+        refused: HTTPException | None = None
         for claim in spec.get("volumeClaimTemplates", []):
             of, made = claim["metadata"]["name"], f"{claim['metadata']['name']}-{name}"
             volumes.append({"name": of, "persistentVolumeClaim": {"claimName": made}})
@@ -66,14 +87,14 @@ class Controllers:
             template["spec"]["volumes"] += spec["podTemplate"]["spec"].get("volumes", [])
             template["metadata"]["labels"]["agents.x-k8s.io/sandbox-name-hash"] = "h"
             self._make("pods", name, template, sandbox)
-        ready = {"message": "Pod exists with some phase", **ready}
+        if refused:
+            raise refused
         is_ready = pod and pod["status"].get("podIP") and "deletionTimestamp" not in pod["metadata"]
         self._tell("sandboxes", name, {"type": "Ready", "status": str(bool(is_ready))})
 
     def _make(self, plural: str, name: str, body: Json, owner: Json) -> None:
         kind, version = KINDS[plural]
         metadata = {**body.get("metadata", {}), "name": name, "ownerReferences": [_ref(owner)]}
-        refused: HTTPException | None = None
         self._store.add(plural, {"apiVersion": version, "kind": kind, **body, "metadata": metadata})
 
     def _fill(self, name: str, pool: Json) -> None:
@@ -87,8 +108,6 @@ class Controllers:
         of = self._store.get("sandboxtemplates", pool["spec"]["sandboxTemplateRef"]["name"])
         shared = ("podTemplate", "volumeClaimTemplates", "service")
         spec = {key: of["spec"][key] for key in shared if key in of["spec"]}
-        if refused:
-            raise refused
         extra = owner["spec"].get("additionalPodMetadata", {})
         spec["podTemplate"] = merge(spec["podTemplate"], {"metadata": extra})
         self._make("sandboxes", name, {"metadata": {"labels": labels}, "spec": spec}, owner)

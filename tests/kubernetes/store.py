@@ -152,10 +152,10 @@ class Store:
     def _put(self, plural: str, found: Json, merged: Json) -> Json:
         return found if merged == found else self._note("MODIFIED", plural, merged, found)
 
-    def delete(self, plural: str, name: str) -> Json:
-        """Delete an object with all that it owns, or begin to: see `_GRACEFUL`."""
+    def delete(self, plural: str, name: str, *, last: bool = False) -> Json:
+        """Delete an object, or begin to: see `_GRACEFUL`. `last`: what it owns goes before it."""
         found = self.get(plural, name)
-        if plural not in _GRACEFUL:
+        if plural not in _GRACEFUL and not (last and self.owned_by(found)):
             self.drop(plural, name)
         elif "deletionTimestamp" not in found["metadata"]:
             self.set(plural, name, {"metadata": {"deletionTimestamp": self.now()}})
@@ -164,8 +164,6 @@ class Store:
     def drop(self, plural: str, name: str) -> None:
         if found := self.objects[plural].get(name):
             self._note("DELETED", plural, found, found)
-            for of, each in self.owned_by(found):
-                self.delete(of, each["metadata"]["name"])
 
     def owned_by(self, owner: Json) -> list[tuple[str, Json]]:
         uid = owner["metadata"]["uid"]

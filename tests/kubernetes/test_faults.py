@@ -216,6 +216,21 @@ async def test_a_volume_that_somebody_deletes_while_it_is_used_is_saved_before_i
         assert (await (await manager.session(CHAT)).exec("cat file")).stdout == "later\n"
 
 
+async def test_a_chat_that_begins_again_at_once_has_nothing_of_the_removed_one(
+    kind: str, fake: Cluster, data_root: Path
+) -> None:
+    async with open_manager(in_cluster(data_root)) as manager:
+        session = await manager.session(CHAT)
+        await session.exec("echo old > file")
+        await manager.pause(CHAT)
+        fake.store.collected_s = 2
+        await manager.remove(CHAT)
+        session = await manager.session(CHAT)
+        assert (await session.exec("cat file; echo new > file")).stdout == ""
+        await manager.pause(CHAT)
+        assert (await session.exec("cat file")).stdout == "new\n"
+
+
 @pytest.mark.parametrize(
     ("calls", "every_s"),
     [(24, 0.6), pytest.param(500, 10.0, marks=(pytest.mark.whole, pytest.mark.timeout(300)))],

@@ -290,11 +290,13 @@ class KubernetesBackend:
         await self._open()
 
         def ended() -> models.Ending | None:
+            # What was ended here may go on for a while: a controller ends it.
+            if noted := self._ended.get(uid):
+                return noted
             pod = self._space.pods.get(sandbox_id)
-            is_there = pod and pod.uid == uid
-            if pod and is_there and not pod.has_ended:
-                return None
-            return self._ended.get(uid) or (_name_ending(pod) if pod and is_there else "deleted")
+            if pod is None or pod.uid != uid:
+                return "deleted"
+            return _name_ending(pod) if pod.has_ended else None
 
         return await self._space.until(ended, within_s)
 

@@ -203,8 +203,10 @@ class ApiServer:
 
     async def delete(self, kind: Kind, name: str) -> None:
         """Delete an object; gone already is fine."""
+        # Else the next of its name might get the volume that its controller made of it.
+        first = "Foreground" if kind.group else "Background"
         try:
-            await self.call("DELETE", self.path(kind, name), {"propagationPolicy": "Background"})
+            await self.call("DELETE", self.path(kind, name), {"propagationPolicy": first})
         except Refused as exc:
             if exc.status != 404:
                 raise
