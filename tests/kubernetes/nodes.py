@@ -190,10 +190,13 @@ class Node:
         while self.is_lost:
             await self._store.changed.wait()
         uid = pod["metadata"]["uid"]
-        container = await self._stop(uid)
+        container = await self._stop(uid, pod["spec"]["terminationGracePeriodSeconds"])
         known = self._store.objects["pods"].get(name)
         if known is None or known["metadata"]["uid"] != uid:
             return
+        if container:
+            ended = {"name": "sandbox", "state": {"terminated": {"exitCode": 137}}}
+            self._tell(name, phase="Failed", containerStatuses=[ended])
         # Else `_run` is making its container, and comes back.
         if container or "containerStatuses" in known["status"] or self._find_obstacle(pod):
             self._store.drop("pods", name)
@@ -209,11 +212,11 @@ class Node:
             self._tell(name, **told, containerStatuses=[], conditions=ready)
         await self._stop(uid)
 
-    async def _stop(self, uid: str) -> bool:
+    async def _stop(self, uid: str, grace_s: int = 0) -> bool:
         """Remove the containers of a pod; return whether there were any."""
         found = [rows.pop(uid) for rows in (self._beside, self._containers) if uid in rows]
         for container in found:
-            await to_thread.run_sync(_remove, container)
+            await to_thread.run_sync(_remove, container, grace_s)
         for folder in (self._folder / "claims").glob(f"{uid}-*"):
             await to_thread.run_sync(shutil.rmtree, folder, True)
         return bool(found)
@@ -307,6 +310,9 @@ def _expand(text: str) -> str:
     return text.replace("$$", "$")
 
 
-def _remove(container: Container) -> None:
+def _remove(container: Container, grace_s: int = 0) -> None:
+    with suppress(APIError):
+        # By the image's own signal first.
+        container.stop(timeout=grace_s)
     with suppress(APIError):
         container.remove(force=True)

@@ -252,7 +252,7 @@ class KubernetesBackend:
             return False
         if self._space.kind_of(sandbox_id) is SANDBOX:
             await self._api.patch(SANDBOX, sandbox_id, {"spec": {"operatingMode": "Suspended"}})
-        await self._end_pod(sandbox_id)
+        await self._end_pod(sandbox_id, until_gone=False)
         return True
 
     async def connect(self, sandbox_id: models.SandboxId, uid: str) -> ByteStream:
@@ -434,8 +434,8 @@ class KubernetesBackend:
             raise await self._space.explain_wait(name, rows.get(name), made.image)
         return pod
 
-    async def _end_pod(self, name: str) -> None:
-        """End the pod of a sandbox, if it has one, and wait until it is gone."""
+    async def _end_pod(self, name: str, *, until_gone: bool = True) -> None:
+        """End the pod of a sandbox, if it has one, and wait until nothing runs in it, or longer."""
         rows = self._space.pods
         pod = rows.get(name)
         if pod is None:
@@ -446,7 +446,9 @@ class KubernetesBackend:
 
         def is_gone() -> bool | None:
             now = rows.get(name)
-            return True if now is None or now.uid != uid else None
+            if now is None or now.uid != uid or not (until_gone or now.exit_code is None):
+                return True
+            return None
 
         if not await self._space.until(is_gone, _GONE_S):
             raise BackendUnavailable(
