@@ -148,8 +148,9 @@ def in_cluster(data_dir: Path, **given: object) -> Config:
     store = rclone.shared().settings(prefix=f"at{hashlib.sha256(bytes(data_dir)).hexdigest()}")
     image = os.environ.get("MCP_SANDBOX_DOCKER__IMAGE", KubernetesConfig().image)
     named = {"image": os.environ.get("MCP_SANDBOX_KUBERNETES__IMAGE", image)}
-    if "kubernetes" in REQUIRED and "MCP_SANDBOX_KUBERNETES__NAMESPACE" in os.environ:
-        named["namespace"] = os.environ["MCP_SANDBOX_KUBERNETES__NAMESPACE"]
+    for name in ("namespace", "objects") if "kubernetes" in REQUIRED else ():
+        if value := os.environ.get(f"MCP_SANDBOX_KUBERNETES__{name.upper()}"):
+            named[name] = value
     settings = KubernetesConfig.model_validate({**named, **given})
     return Config(data_dir=data_dir, backend="kubernetes", kubernetes=settings, storage=store)
 
