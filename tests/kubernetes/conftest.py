@@ -49,7 +49,11 @@ def set_up(fake: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         manifests(warm=warm, config=file)
         for each in yaml.safe_load_all(capsys.readouterr().out):
             if each["kind"] in ("SandboxTemplate", "SandboxWarmPool"):
-                fake.do(fake.store.add, f"{each['kind'].lower()}s", each)
+                plural = f"{each['kind'].lower()}s"
+                if (name := each["metadata"]["name"]) in fake.names(plural):
+                    fake.change(plural, name, each)
+                else:
+                    fake.do(fake.store.add, plural, each)
 
     async def ready(warm: int) -> list[str]:
         with anyio.fail_after(20):

@@ -47,7 +47,7 @@ class Controllers:
 
     async def _reconcile(self, plural: str, name: str) -> None:
         work = {"sandboxes": self._run, "sandboxwarmpools": self._fill}
-        work |= {"sandboxclaims": self._assign}
+        work |= {"sandboxclaims": self._assign, "sandboxtemplates": self._renew}
         found = self._rows[plural].get(name)
         if found and self._is_ending(plural, name):
             if not self._store.owned_by(found):
@@ -103,6 +103,14 @@ class Controllers:
         self._store.set("sandboxwarmpools", name, {"status": ready})
         for _ in range(pool["spec"]["replicas"] - len(owned)):
             self._make_sandbox(f"{name}-{secrets.token_hex(3)}", pool, pool, {_POOLED: "a-hash"})
+
+    def _renew(self, name: str, template: Json) -> None:
+        """Replace what waits in pools with an older template; another strategy leaves it."""
+        for pool in list(self._rows["sandboxwarmpools"].values()):
+            if pool["spec"].get("updateStrategy") == {"type": "Recreate"}:
+                for plural, each in self._store.owned_by(pool):
+                    if each["spec"]["podTemplate"] != template["spec"]["podTemplate"]:
+                        self._store.delete(plural, each["metadata"]["name"])
 
     def _make_sandbox(self, name: str, pool: Json, owner: Json, labels: Json) -> None:
         of = self._store.get("sandboxtemplates", pool["spec"]["sandboxTemplateRef"]["name"])

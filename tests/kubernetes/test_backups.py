@@ -21,7 +21,7 @@ from mcp_sandbox.errors import (
 )
 from mcp_sandbox.models import ChatId
 from mcp_sandbox.sessions.manager import SessionManager
-from tests.conftest import in_cluster
+from tests.conftest import PROFILE, in_cluster
 from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.conftest import SetUp
 
@@ -191,6 +191,18 @@ async def test_one_from_a_pool_that_is_not_used_any_more_is_ended_and_followed(
             session = await other.session(CHAT)
             assert (await session.exec("cat file")).stdout == "saved\n"
         assert not fake.names("sandboxclaims")
+
+
+async def test_those_that_wait_are_made_anew_when_settings_change(
+    fake: Cluster, data_root: Path, set_up: SetUp
+) -> None:
+    (older,) = await set_up(configured(data_root), 1)
+    config = configured(data_root, seccomp_profile=PROFILE)
+    await set_up(config, 1)
+    async with open_manager(config) as manager:
+        assert (await (await manager.session(CHAT)).exec("echo on")).stdout == "on\n"
+        (claim,) = fake.store.objects["sandboxclaims"].values()
+        assert claim["status"]["sandbox"]["name"] != older
 
 
 @pytest.mark.parametrize("why", ["empty", "outdated", "missing", "other limits"])

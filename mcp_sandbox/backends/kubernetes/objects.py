@@ -208,7 +208,9 @@ class Renderer:
         shape = {**metadata, "annotations": {_SHAPE: self.shape(made)}}
         # The policies are ours: the controller's own would allow the internet.
         spec = {"podTemplate": template, "networkPolicyManagement": "Unmanaged", "service": False}
-        size = {"replicas": replicas, "sandboxTemplateRef": {"name": name}}
+        # Else those that wait from before an update would be taken, and ended as changed.
+        update = {"updateStrategy": {"type": "Recreate"}}
+        size = {"replicas": replicas, "sandboxTemplateRef": {"name": name}, **update}
         return [
             {"apiVersion": kind.api_version, "kind": kind.name, "metadata": of, "spec": each}
             for kind, of, each in ((TEMPLATE, metadata, spec), (WARM_POOL, shape, size))
