@@ -128,6 +128,8 @@ async def _warm(values: int) -> Measured:
             while len(taken) <= values:
                 await _wait_until_warm(api)
                 taken.append(await side())
+            for kind in (WARM_POOL, TEMPLATE):
+                await api.delete(kind, _POOL)
             # The first opens the watches.
             return Measured(tuple(taken[1:]))
 
