@@ -6,6 +6,7 @@
     sandbox_records    what is kept on disk of a sandbox on this machine
     local_socket       connects to a runner whose directory is shared with this machine
     runner_copy        the runner as sandboxes get it
+    skill_copy         skills as sandboxes without mounts get them
 
 A backend knows no chats, no files, no tools and no other backend.
 """

@@ -145,8 +145,6 @@ def test_there_is_no_other_way_into_a_sandbox() -> None:
         # The same where a chat's own sandbox holds them, whose skills are copied in, too.
         "sessions/sandbox/sandbox_files.py: runtime.files",
         "sessions/sandbox/sandbox_files.py: held.runtime.files",
-        "sessions/skill_pins.py: runtime.files",
-        "sessions/skill_pins.py: runtime.exec",
         # They are given that of a call that has entered.
         "sessions/session.py: runtime.exec",
         "sessions/session.py: runtime.files",

@@ -146,11 +146,11 @@ class KubernetesBackend:
         runtime = self.renderer.template(made)["spec"].get("runtimeClassName")
         # A pod on a volume is made anew by other rules; files in a pod must be saved first.
         rules = self.renderer.shape(made) if self.renderer.in_pod else runtime
-        return f"{made.image} {rules} {await self._runner()}"
+        return f"{made.image} {rules} {await to_thread.run_sync(runner_digest)}"
 
     async def create(self, spec: models.SandboxSpec) -> KubernetesSandbox:
         await self._open()
-        made = Made.of(spec, self._config.image, await self._runner())
+        made = Made.of(spec, self._config.image, await to_thread.run_sync(runner_digest))
         made = replace(made, shape=self.renderer.shape(made))
         pooled = await self._is_pooled(made)
         name = self.renderer.name(spec.labels, WARM) if pooled else self.renderer.name(spec.labels)
@@ -257,17 +257,14 @@ class KubernetesBackend:
 
     async def connect(self, sandbox_id: models.SandboxId, uid: str) -> ByteStream:
         """Open a byte stream to the runner; raises SandboxGone."""
-        return await self._relay(self._pod(sandbox_id, uid))
-
-    def _pod(self, sandbox_id: models.SandboxId, uid: str) -> Row:
-        pod = self._space.pods.get(sandbox_id)
-        if pod is None or pod.uid != uid or pod.has_ended:
-            raise make_gone_error(sandbox_id)
-        return pod
+        return await self._relay(self._space.pod(sandbox_id, uid))
 
     async def show_skill(self, sandbox: KubernetesSandbox, name: str, packed: bytes) -> None:
         """Put a skill into a pod, by a container that begins with its first one."""
-        find, within_s = partial(self._pod, sandbox.id, sandbox.uid), self._config.start_timeout
+        find, within_s = (
+            partial(self._space.pod, sandbox.id, sandbox.uid),
+            self._config.start_timeout,
+        )
         pod, tasks = find(), self._space.tasks
         try:
             if not pod.shows_skills:
@@ -302,9 +299,6 @@ class KubernetesBackend:
 
     async def _open(self) -> None:
         await self._space.open(self._examine, self._end_weaker, self._hang_up)
-
-    async def _runner(self) -> str:
-        return await to_thread.run_sync(runner_digest)
 
     async def _is_pooled(self, made: Made) -> bool:
         """Return whether the warm pool has sandboxes that are made so."""

@@ -292,6 +292,13 @@ class Namespace:
             raise make_gone_error(SandboxId(name))
         return row
 
+    def pod(self, name: str, uid: str) -> Row:
+        """Return a pod of a sandbox, while it goes on; raises SandboxGone."""
+        pod = self.pods.get(name)
+        if pod is None or pod.uid != uid or pod.has_ended:
+            raise make_gone_error(SandboxId(name))
+        return pod
+
     async def until(self, look: Callable[[], Found | None], within_s: float) -> Found | None:
         """Return what `look` returns as soon as that is not None; None after the time."""
         with anyio.move_on_after(within_s):
