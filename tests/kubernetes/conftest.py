@@ -12,10 +12,22 @@ from mcp_sandbox.config import Config
 from tests.conftest import CLUSTER
 from tests.kubernetes.cluster import Cluster
 
+# What is slow and the same for both kinds of objects: with pods only if --whole asks for it.
+ONE_KIND = {
+    "test_a_cluster_whose_clock_is_wrong_changes_nothing",
+    "test_a_pod_in_which_nothing_answers_is_ended_and_its_files_stay",
+    "test_a_server_lost_while_a_pod_begins_again_costs_no_file",
+    "test_a_storm_of_429_is_waited_out_and_makes_nothing_twice",
+}
+
 
 def pytest_itemcollected(item: pytest.Item) -> None:
     for mark in CLUSTER:
         item.add_marker(getattr(pytest.mark, mark))
+    called = getattr(item, "callspec", None)
+    of_pods = called is not None and called.params.get("kind") == "pods"
+    if of_pods and getattr(item, "originalname", "") in ONE_KIND:
+        item.add_marker(pytest.mark.whole)
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from mcp_sandbox.app.chats import open_backend, open_manager
 from mcp_sandbox.backends.kubernetes.backend import KubernetesBackend
 from mcp_sandbox.backends.kubernetes.client import ApiServer
 from mcp_sandbox.backends.kubernetes.objects import SANDBOX, VOLUME, Made
+from mcp_sandbox.backends.runner_copy import runner_digest
 from mcp_sandbox.errors import BackendUnavailable, SandboxGone
 from mcp_sandbox.models import ChatId, SandboxSpec
 from mcp_sandbox.runtime import channel
@@ -523,7 +524,7 @@ async def test_what_a_killed_server_had_begun_is_used_by_the_next(
     async with backend_on(data_root) as backend:
         # It was killed before its pod was made, or before the runner had its secret.
         render, config = backend.renderer, in_cluster(data_root)
-        told = Made.of(SPEC, config.kubernetes.image, await backend._runner())
+        told = Made.of(SPEC, config.kubernetes.image, runner_digest())
         name = render.name(SPEC.labels)
         of = SANDBOX if kind == "sandboxes" else VOLUME
         fake.do(fake.store.add, of.plural, render.owner(of, name, told, SPEC.labels))

@@ -41,7 +41,7 @@ USUAL = (1, 5, 6, 10)
 WARM_STEPS = ("sandboxclaims added", "pods claimed", "sandboxclaims ready", "listening", "filled")
 # The next one of the data root, another one of it that runs already, or one of its fleet.
 NEXT = ("next", "other", "fleet")
-USUAL_ONES = {("pods claimed", "next"), ("listening", "other"), ("filled", "fleet")}
+USUAL_ONES = {("pods claimed", "next"), ("listening", "other")}
 
 
 def step_of(change: Change) -> str:
