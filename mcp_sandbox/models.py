@@ -65,6 +65,8 @@ class TokenGrant:
 OURS = "/opt/mcp-sandbox"
 """Where a sandbox has the runner and the relay."""
 RELAY = f"{OURS}/mcp_sandbox/relay/inside.py"
+SKILLS = "/opt/skills"
+"""Where a sandbox has the skills of its chat: a place of the system that no code can change."""
 PROGRAMS = "/opt/agents"
 """Where a sandbox has the operator's programs for agents; what is in its `bin` goes before all."""
 

@@ -3,7 +3,8 @@
 import marshal
 from collections.abc import Mapping
 
-SKILLS = "/opt/skills"
+from mcp_sandbox.models import SKILLS
+
 # Its input need not end. It says that all is done as a relay does that has reached its runner.
 _PUT = """
 import marshal, os, pathlib, shutil, sys

@@ -36,7 +36,7 @@ from anyio import to_thread
 from mcp_sandbox.backends.base import Sandbox, ShowsSkills
 from mcp_sandbox.durable import locked, publish_folder, read_note, sync, write_note
 from mcp_sandbox.errors import Busy, CallerError, TooLarge, UnknownSkill
-from mcp_sandbox.models import ChatId
+from mcp_sandbox.models import SKILLS, ChatId
 from mcp_sandbox.skills.contents import digest_of, gather, open_folder, read_whole
 from mcp_sandbox.skills.front_matter import split
 from mcp_sandbox.skills.library import SkillLibrary
@@ -50,7 +50,7 @@ from mcp_sandbox.skills.skill import (
 )
 from mcp_sandbox.telemetry.logs import event
 from mcp_sandbox.workspace.beneath import AT_CWD, exchange
-from mcp_sandbox.workspace.directory import SHOWN_SKILLS, Workspaces
+from mcp_sandbox.workspace.directory import Workspaces
 from mcp_sandbox.workspace.layout import SHOWN, storage_errors
 
 logger = logging.getLogger(__name__)
@@ -161,7 +161,7 @@ class PinStore:
 
 def path_of(name: str) -> str:
     """Return the path in the sandbox of the skill with that name in the view."""
-    return f"{SHOWN_SKILLS}/{name}"
+    return f"{SKILLS}/{name}"
 
 
 def name_in_view(skill: Skill, taken: Collection[str] = ()) -> str:

@@ -37,7 +37,7 @@ from anyio import from_thread, to_thread
 from mcp_sandbox.config import WorkspaceConfig
 from mcp_sandbox.durable import closing_fd
 from mcp_sandbox.errors import InvalidArgument, StorageUnavailable
-from mcp_sandbox.models import ChatId, Mount
+from mcp_sandbox.models import SKILLS, ChatId, Mount
 from mcp_sandbox.workspace import layout, meter
 from mcp_sandbox.workspace.beneath import (
     create_file,
@@ -59,8 +59,6 @@ _KINDS = (*_FILLED, "skills")
 _STAGED, RESTORED = "restoring", b"restored"
 # What is gone when a chat begins with an empty workspace.
 _DISCARDED = ("workspace", "skills")
-SHOWN_SKILLS = "/opt/skills"
-"""Where a sandbox has the skills of its chat: a place of the system that no code can change."""
 # Another process may discard a tree between our mkdir and our open, again and again.
 _ATTEMPTS = 20
 
@@ -506,7 +504,7 @@ def chat_directories(
     """Return what a sandbox on these trees, by kind, is to mount; without skills it sees none."""
     workspace, skills = trees["workspace"], trees.get("skills")
     mounts = layout.alias_mounts(planned, workspace, data_root / "sandbox" / "alias")
-    skill_mounts = (Mount(skills / layout.SHOWN, SHOWN_SKILLS, read_only=True),) if skills else ()
+    skill_mounts = (Mount(skills / layout.SHOWN, SKILLS, read_only=True),) if skills else ()
     return ChatDirectories(workspace, trees["home"], inode, mounts, skill_mounts)
 
 

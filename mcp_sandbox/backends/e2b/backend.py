@@ -29,7 +29,7 @@ from mcp_sandbox.backends.runner_copy import (
     runner_sources,
 )
 from mcp_sandbox.backends.sandbox_records import make_gone_error
-from mcp_sandbox.backends.skill_copy import SKILLS, pack, put_command
+from mcp_sandbox.backends.skill_copy import pack, put_command
 from mcp_sandbox.config import E2BConfig
 from mcp_sandbox.errors import BackendUnavailable, SandboxGone
 
@@ -45,7 +45,7 @@ _PATH = f"{_HOME}/.local/bin:/usr/local/bin:/usr/bin:/bin"
 # A user without rights, as everywhere: E2B's own may become root.
 _SETUP = f"""set -e
 tar -xzf {_ARCHIVE} -C {models.OURS}
-mkdir -p /workspace {_HOME} {SKILLS}
+mkdir -p /workspace {_HOME} {models.SKILLS}
 grep -q '^sandbox:' /etc/passwd || {{
   echo 'sandbox:x:10001:10001::{_HOME}:/bin/bash' >>/etc/passwd
   echo 'sandbox:x:10001:' >>/etc/group

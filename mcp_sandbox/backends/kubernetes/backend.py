@@ -261,11 +261,8 @@ class KubernetesBackend:
 
     async def show_skill(self, sandbox: KubernetesSandbox, name: str, packed: bytes) -> None:
         """Put a skill into a pod, by a container that begins with its first one."""
-        find, within_s = (
-            partial(self._space.pod, sandbox.id, sandbox.uid),
-            self._config.start_timeout,
-        )
-        pod, tasks = find(), self._space.tasks
+        find = partial(self._space.pod, sandbox.id, sandbox.uid)
+        pod, tasks, within_s = find(), self._space.tasks, self._config.start_timeout
         try:
             if not pod.shows_skills:
                 news = {"spec": {"ephemeralContainers": [skill_writer(sandbox.made)]}}

@@ -16,11 +16,11 @@ from typing import Any
 from mcp_sandbox.backends.kubernetes.client import POD, Kind
 from mcp_sandbox.backends.runner_copy import MAIN, beside_pid_1, environment
 from mcp_sandbox.backends.sandbox_records import new_id
-from mcp_sandbox.backends.skill_copy import SKILLS
 from mcp_sandbox.config import KubernetesConfig
 from mcp_sandbox.models import (
     OURS,
     RELAY,
+    SKILLS,
     Limits,
     Network,
     SandboxFacts,
