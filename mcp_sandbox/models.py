@@ -67,6 +67,8 @@ OURS = "/opt/mcp-sandbox"
 RELAY = f"{OURS}/mcp_sandbox/relay/inside.py"
 SKILLS = "/opt/skills"
 """Where a sandbox has the skills of its chat: a place of the system that no code can change."""
+CERTIFICATES = "/etc/ssl/certs"
+"""Where a sandbox with allowed hosts has the certificates to trust."""
 PROGRAMS = "/opt/agents"
 """Where a sandbox has the operator's programs for agents; what is in its `bin` goes before all."""
 

@@ -80,23 +80,28 @@ async def open_backend(name: BackendName, config: Config) -> AsyncGenerator[Back
         yield E2BBackend(config.e2b, server_folder(config), key.value)
     elif name == "kubernetes":
         from mcp_sandbox.backends.kubernetes.backend import open_kubernetes
-        from mcp_sandbox.storage.objects import KeySource
 
-        settings, size, shared = config.kubernetes, config.workspace.size_limit, ""
-        if config.fleet.name and not settings.key:
+        if config.fleet.name and not config.kubernetes.key:
             raise errors.ConfigError(
                 "kubernetes.key is not set: servers that share chats know each other's sandboxes "
                 "by it; write file:PATH or env:NAME, the same at each"
             )
-        if settings.key:
-            key = KeySource("kubernetes.key", settings.key, errors.BackendUnavailable)
-            shared = await key.value()
-        async with open_kubernetes(settings, server_folder(config), size, shared) as kubernetes:
+        own = config.kubernetes, server_folder(config), config.workspace.size_limit
+        async with open_kubernetes(*own, await _shared_key(config)) as kubernetes:
             yield kubernetes
     else:
         from mcp_sandbox.backends.bubblewrap.backend import BubblewrapBackend
 
         yield BubblewrapBackend(server_folder(config), walls=name == "bubblewrap")
+
+
+async def _shared_key(config: Config) -> str:
+    """Return what the servers of a cluster share, if they do."""
+    if config.backend != "kubernetes" or not (source := config.kubernetes.key):
+        return ""
+    from mcp_sandbox.storage.objects import KeySource
+
+    return await KeySource("kubernetes.key", source, errors.BackendUnavailable).value()
 
 
 @asynccontextmanager
@@ -294,7 +299,7 @@ def check_holding(config: Config) -> None:
         "workspace.aliases": config.workspace.aliases,
         "workspace.subdirectories": config.workspace.subdirectories,
         "agents.programs": config.agents.programs,
-        "network: allowlist": config.network == "allowlist",
+        "network: allowlist": config.network == "allowlist" and config.backend == "e2b",
         "fleet.shared_data_dir": config.fleet.shared_data_dir,
     }
     if refused := [name for name, is_set in shown.items() if is_set]:
@@ -389,7 +394,9 @@ async def _open_egress(
     from mcp_sandbox.sessions.doors import Egress
 
     settings, folder = config.egress, config.data_dir / "sandbox" / "authority"
-    authority = await CertificateAuthority.open(folder, settings.ca_bundle)
+    authority = await CertificateAuthority.open(
+        folder, settings.ca_bundle, await _shared_key(config)
+    )
     secrets = Secrets(config.secrets, authority.seed)
     proxy = Proxy(rules, authority, secrets, upstream=settings.upstream_proxy)
     audit.mask = secrets.masked

@@ -40,15 +40,17 @@ class CertificateAuthority:
     """The authority kept in a folder.
 
     `bundle` is the folder to mount over /etc/ssl/certs, `outside` is the TLS context for real
-    servers, `seed` is a secret that lasts as long as the folder.
+    servers, `seed` is a secret that lasts as long as the folder, or is that of all authorities of
+    the same `shared` secret: what one has signed, sandboxes of another trust.
     """
 
-    def __init__(self, folder: Path, ca_bundle: Path | None) -> None:
+    def __init__(self, folder: Path, ca_bundle: Path | None, shared: str = "") -> None:
         self._trusted = load_trusted(ca_bundle)
         self.outside = ssl.create_default_context(cadata=self._trusted.decode("ascii"))
         self.outside.set_alpn_protocols(["http/1.1"])
         self.bundle = folder / "bundle"
         self._folder = folder
+        self._shared = shared.encode()
         self._contexts = lru_cache(_MOST_LEAVES)(self._context)
         self._leaf_key = ec.generate_private_key(ec.SECP256R1())
         make_folder(self.bundle)
@@ -56,7 +58,9 @@ class CertificateAuthority:
         self.seed = hmac.digest(_pem(self._key), b"placeholders of secrets", hashlib.sha256)
 
     @classmethod
-    async def open(cls, folder: Path, ca_bundle: Path | None) -> "CertificateAuthority":
+    async def open(
+        cls, folder: Path, ca_bundle: Path | None, shared: str = ""
+    ) -> "CertificateAuthority":
         """Return the authority of a folder, made or renewed if need be.
 
         Raises:
@@ -64,7 +68,7 @@ class CertificateAuthority:
             StorageUnavailable: the folder cannot be used.
         """
         try:
-            return await to_thread.run_sync(cls, folder, ca_bundle)
+            return await to_thread.run_sync(cls, folder, ca_bundle, shared)
         except ssl.SSLError as exc:
             raise ConfigError(f"a trusted certificate is damaged: {exc.reason}") from exc
         except OSError as exc:
@@ -77,6 +81,10 @@ class CertificateAuthority:
         return await to_thread.run_sync(self._contexts, host)
 
     def _own_key(self) -> ec.EllipticCurvePrivateKey:
+        if self._shared:
+            number = int.from_bytes(hmac.digest(self._shared, b"authority", "sha256"))
+            # One bit less, for the order of the curve is no power of two.
+            return ec.derive_private_key(number >> 1, ec.SECP256R1())
         file = self._folder / "key.pem"
         if not file.exists():
             write_file(file, _pem(ec.generate_private_key(ec.SECP256R1())))

@@ -27,7 +27,7 @@ from mcp_sandbox.errors import (
     SandboxError,
     StorageUnavailable,
 )
-from mcp_sandbox.models import ChatId, Mount
+from mcp_sandbox.models import CERTIFICATES, ChatId, Mount
 from mcp_sandbox.runtime.doors import PORT, DoorChannel, Handler
 from mcp_sandbox.sessions.chat_records import UseTimes
 from mcp_sandbox.telemetry.logs import event
@@ -35,8 +35,7 @@ from mcp_sandbox.telemetry.logs import event
 logger = logging.getLogger(__name__)
 
 Tell = Callable[[str], None]
-_CERTIFICATES = "/etc/ssl/certs"
-_BUNDLE, _PROXY = f"{_CERTIFICATES}/ca-certificates.crt", f"http://127.0.0.1:{PORT}"
+_BUNDLE, _PROXY = f"{CERTIFICATES}/ca-certificates.crt", f"http://127.0.0.1:{PORT}"
 _VARIABLES = {
     # For plain HTTP curl reads the lower-case name alone.
     **dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"), _PROXY),
@@ -92,7 +91,7 @@ class Egress:
         self.counts = Counter[str]()
         self._audit = audit
         proxy.secrets.used = self._used
-        self.mount = Mount(proxy.authority.bundle, _CERTIFICATES, read_only=True)
+        self.mount = Mount(proxy.authority.bundle, CERTIFICATES, read_only=True)
         self._proxy, self._rules = proxy, proxy.rules
         self._records, self._clock = ledger.records, ledger.clock
         self._places: dict[ChatId, dict[Target | None, HostTraffic]] = {}

@@ -187,6 +187,19 @@ def shake_hands(server: ssl.SSLContext, bundle: str, host: str) -> None:
     assert client.selected_alpn_protocol() == "http/1.1"
 
 
+async def test_what_one_has_signed_is_good_for_all_that_share_a_secret(tmp_path: Path) -> None:
+    first, second, other = [
+        await CertificateAuthority.open(tmp_path / name, None, shared)
+        for name, shared in (("a", "secret"), ("b", "secret"), ("c", "another"))
+    ]
+    assert first.seed == second.seed != other.seed
+    host, file = "api.example.com", "ca-certificates.crt"
+    server = await first.context_for(host)
+    await anyio.to_thread.run_sync(shake_hands, server, str(second.bundle / file), host)
+    with pytest.raises(ssl.SSLCertVerificationError):
+        await anyio.to_thread.run_sync(shake_hands, server, str(other.bundle / file), host)
+
+
 async def test_openssl_finds_nothing_wrong_with_it(folder: Path) -> None:
     await CertificateAuthority.open(folder, None)
     file = str(folder / "certificate.pem")

@@ -57,7 +57,8 @@ def set_up(fake: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 
     def apply(config: Config, warm: int) -> None:
         file, settings = tmp_path / "config.yaml", config.kubernetes.model_dump(mode="json")
-        file.write_text(yaml.safe_dump({"backend": "kubernetes", "kubernetes": settings}))
+        given = {"backend": "kubernetes", "kubernetes": settings, "network": config.network}
+        file.write_text(yaml.safe_dump(given))
         manifests(warm=warm, config=file)
         for each in yaml.safe_load_all(capsys.readouterr().out):
             if each["kind"] in ("SandboxTemplate", "SandboxWarmPool"):

@@ -71,10 +71,19 @@ class Node:
                 begin(self._end, name, change.found)
             case "pods", "MODIFIED" if "ephemeralContainers" in change.found["spec"]:
                 begin(self._add, name, change.found)
+            case "configmaps", "ADDED" | "MODIFIED":
+                self._show(name, change.found)
             case "persistentvolumeclaims", "ADDED":
                 begin(self._bind, name)
             case ("pods", "DELETED") | ("persistentvolumeclaims", "ENDING"):
                 begin(self._free_claims)
+
+    def _show(self, name: str, found: Json) -> None:
+        """Write the files of a ConfigMap where pods see them."""
+        folder = self._folder / "configs" / name
+        folder.mkdir(parents=True, exist_ok=True)
+        for file, text in found["data"].items():
+            (folder / file).write_text(text)
 
     # Claims.
 
@@ -157,6 +166,9 @@ class Node:
         """Return why a pod cannot be placed."""
         rows = self._store.objects[_CLAIMS]
         phases = [rows.get(each, {}).get("status", {}).get("phase") for each in _claims(pod)]
+        shown = [each["configMap"]["name"] for each in _volumes(pod) if "configMap" in each]
+        if missing := set(shown) - self._store.objects["configmaps"].keys():
+            return f"configmap {missing} not found"
         unbound = "0/1 nodes are available: pod has unbound immediate PersistentVolumeClaims"
         return self.full if all(phase == "Bound" for phase in phases) else unbound
 
@@ -266,7 +278,7 @@ class Node:
 
     def _mounts(self, pod: Json, container: Json) -> tuple[list[Mount], dict[str, str]]:
         mounts, tmpfs = list[Mount](), dict[str, str]()
-        volumes = {each["name"]: each for each in pod["spec"].get("volumes", [])}
+        volumes = {each["name"]: each for each in _volumes(pod)}
         for mount in container.get("volumeMounts", []):
             path, volume = mount["mountPath"], volumes[mount["name"]]
             if volume.get("emptyDir"):
@@ -275,6 +287,9 @@ class Node:
                 own = "" if path.startswith(("/tmp", "/dev")) else ",uid=10001"
                 flags = f"rw,exec,nosuid,nodev,size={size},nr_inodes=64k,mode=1777"
                 tmpfs[path] = f"{flags},gid=10001{own}"
+            elif shown := volume.get("configMap"):
+                source = self._folder / "configs" / shown["name"]
+                mounts.append(Mount(path, str(source), "bind", read_only=True))
             else:
                 shared = f"{pod['metadata']['uid']}-{mount['name']}"
                 claim = volume.get("persistentVolumeClaim", {"claimName": shared})["claimName"]
@@ -300,8 +315,13 @@ class Node:
         return "none" if self.enforces_policies and is_apart else "bridge"
 
 
+def _volumes(pod: Json) -> list[Json]:
+    found: list[Json] = pod["spec"].get("volumes", [])
+    return found
+
+
 def _claims(pod: Json) -> list[str]:
-    volumes = [each.get("persistentVolumeClaim", {}) for each in pod["spec"].get("volumes", [])]
+    volumes = [each.get("persistentVolumeClaim", {}) for each in _volumes(pod)]
     return [each["claimName"] for each in volumes if each]
 
 

@@ -26,6 +26,7 @@ KINDS = {
     "pods": ("Pod", "v1"),
     "persistentvolumeclaims": ("PersistentVolumeClaim", "v1"),
     "events": ("Event", "v1"),
+    "configmaps": ("ConfigMap", "v1"),
     "networkpolicies": ("NetworkPolicy", "networking.k8s.io/v1"),
     "sandboxes": ("Sandbox", _AGENTS),
     "sandboxtemplates": ("SandboxTemplate", _POOLS),
@@ -136,11 +137,12 @@ class Store:
                     )
             else:
                 merged = merge(merged, each)
-        for key in found["spec"].keys() | merged["spec"].keys():
+        before, spec = found.get("spec", {}), merged.get("spec", {})
+        for key in before.keys() | spec.keys():
             is_fixed = plural in _MUTABLE and key not in {*_MUTABLE[plural], also}
-            if is_fixed and merged["spec"].get(key) != found["spec"].get(key):
+            if is_fixed and spec.get(key) != before.get(key):
                 raise HTTPException(422, f"spec.{key} is immutable")
-        bare = {key: merged[key] for key in ("apiVersion", "kind", "spec")}
+        bare = {key: merged[key] for key in merged.keys() - {"metadata", "status"}}
         _check({**bare, "metadata": {"name": name}})
         return self._put(plural, found, merged)
 

@@ -22,6 +22,7 @@ from mcp_sandbox.errors import (
 from mcp_sandbox.models import ChatId
 from mcp_sandbox.sessions.manager import SessionManager
 from tests.conftest import PROFILE, in_cluster
+from tests.contract.test_allowed_hosts import HERE, allowing, web
 from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.conftest import SetUp
 
@@ -175,6 +176,44 @@ async def test_a_new_chat_gets_a_warm_sandbox_and_the_pool_another(
                 await anyio.sleep(0.02)
         session = await manager.session(CHAT)
         assert (await session.exec("cat file")).stdout == "here\n"
+
+
+async def test_allowed_hosts_are_reached_by_certificates_that_servers_of_one_key_share(
+    fake: Cluster,
+    data_root: Path,
+    set_up: SetUp,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for key in ("KEY", "ANOTHER"):
+        monkeypatch.setenv(key, key)
+    async with web() as servers:
+
+        def sharing(key: str, name: str) -> Config:
+            config = configured(data_root / name, key=f"env:{key}")
+            return allowing(config, servers, tmp_path / "web")
+
+        def shown() -> object:
+            ((_, found),) = fake.store.objects["configmaps"].items()
+            return found["data"]
+
+        ask, config = f"curl -sSf https://{HERE}:{servers.secure}/", sharing("KEY", "a")
+        await set_up(config)
+        async with open_manager(config) as manager:
+            session = await manager.session(CHAT)
+            assert (await session.exec(ask)).success
+            before = shown()
+            await set_up(config, 2)
+            async with open_manager(sharing("KEY", "b")) as second:
+                assert (await (await second.session(ChatId("tester", "other"))).exec(ask)).success
+            (_, claim) = fake.store.objects["sandboxclaims"].values()
+            assert claim["status"]["sandbox"]["name"].startswith(POOL)
+            # What the second server has put in its place is as good.
+            assert shown() != before
+            assert (await session.exec(ask)).success
+        async with open_manager(sharing("ANOTHER", "c")) as stranger:
+            with pytest.raises(BackendUnavailable, match="certificates of another data root"):
+                await (await stranger.session(CHAT)).exec("true")
 
 
 async def test_one_from_a_pool_that_is_not_used_any_more_is_ended_and_followed(

@@ -202,7 +202,11 @@ async def test_policies_that_somebody_deleted_are_there_again(
     fake.forget_trials()
     async with open_manager(in_cluster(data_root)) as manager:
         await (await manager.session(CHAT)).exec("true")
-    assert fake.names("networkpolicies") == ["mcp-sandbox-none", "mcp-sandbox-open"]
+    assert fake.names("networkpolicies") == [
+        "mcp-sandbox-allowlist",
+        "mcp-sandbox-none",
+        "mcp-sandbox-open",
+    ]
 
 
 async def test_what_a_server_left_that_was_killed_in_its_trial_goes(

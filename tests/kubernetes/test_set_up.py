@@ -44,7 +44,7 @@ def test_every_manifest_has_published_fields_and_none_is_for_the_whole_cluster(
     kinds = [each["kind"] for each in found]
     assert not [kind for kind in kinds if kind.startswith("Cluster")]
     assert {"Role", "Deployment", "Service", "ConfigMap", "ResourceQuota"} <= set(kinds)
-    assert kinds.count("NetworkPolicy") == 2
+    assert kinds.count("NetworkPolicy") == 3
 
 
 def test_the_role_has_no_more_than_is_used(capsys: pytest.CaptureFixture[str]) -> None:

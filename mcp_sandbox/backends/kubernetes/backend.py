@@ -156,7 +156,7 @@ class KubernetesBackend:
         name = self.renderer.name(spec.labels, WARM) if pooled else self.renderer.name(spec.labels)
         kind = self._space.kind_of(name)
         async with self._creates:
-            await self._network.prepare(made.network)
+            await self._network.prepare(made.network, spec.mounts)
             if await self._api.post(kind, self.renderer.owner(kind, name, made, spec.labels)):
                 try:
                     return await self._start(KubernetesSandbox(name, made, spec.labels, self))
@@ -198,6 +198,7 @@ class KubernetesBackend:
     async def _start_again(self, sandbox: KubernetesSandbox) -> KubernetesSandbox:
         """Start a new pod on the volume of a sandbox."""
         async with self._creates:
+            await self._network.prepare(sandbox.made.network)
             await self._end_pod(sandbox.id)
             if self._space.kind_of(sandbox.id) is SANDBOX:
                 template = self.renderer.template(sandbox.made, sandbox.id)

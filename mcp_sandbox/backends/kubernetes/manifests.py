@@ -37,6 +37,8 @@ RIGHTS: dict[tuple[str, str], tuple[str, ...]] = {
     ("", "pods/ephemeralcontainers"): ("patch",),
     ("", "persistentvolumeclaims"): _EACH,
     ("", "events"): ("list",),
+    # The certificates of sandboxes with allowed hosts.
+    ("", "configmaps"): ("create", "get", "patch"),
     ("networking.k8s.io", "networkpolicies"): ("create", "get", "patch"),
 }
 

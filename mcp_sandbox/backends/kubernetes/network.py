@@ -5,17 +5,28 @@ Not every cluster does, and none says so: a pod that may reach nothing tries to 
 
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import anyio
+from anyio import to_thread
 
 from mcp_sandbox.backends.kubernetes.client import POD, Json, Kind, Refused
-from mcp_sandbox.backends.kubernetes.objects import APP, NETWORK, PYTHON, TRIAL, Renderer
+from mcp_sandbox.backends.kubernetes.objects import (
+    APP,
+    INSTANCE,
+    NETWORK,
+    PYTHON,
+    TRIAL,
+    Renderer,
+)
 from mcp_sandbox.backends.kubernetes.verify import find_weaker
 from mcp_sandbox.backends.kubernetes.watch import NEVER, Found, Namespace, Row
-from mcp_sandbox.errors import ImageMissing, InsecureSandbox
+from mcp_sandbox.errors import BackendUnavailable, ImageMissing, InsecureSandbox
+from mcp_sandbox.models import Mount
 
 POLICY = Kind("networking.k8s.io", "networkpolicies", "NetworkPolicy")
+CONFIG_MAP = Kind("", "configmaps", "ConfigMap")
 # How long it holds that a cluster enforces policies.
 _TRIED_S = 86_400.0
 _LOOK_AGAIN_S = 60.0
@@ -56,6 +67,8 @@ def policies() -> list[Json]:
     ]
     rules: dict[str, list[Json]] = {
         "none": [],
+        # What doors let out leaves by the channel.
+        "allowlist": [],
         "open": [{"to": outside}, {"to": [dns], "ports": ports}],
     }
     return [
@@ -83,9 +96,15 @@ class Network:
         self._renderer = renderer
         self._look_at_s = 0.0
         self._is_tried = False
+        self._shown: dict[str, str] = {}
 
-    async def prepare(self, network: str) -> None:
-        """Raise InsecureSandbox if pods that must have no network reach another pod."""
+    async def prepare(self, network: str, mounts: Sequence[Mount] = ()) -> None:
+        """Raise InsecureSandbox if pods that must have no network reach another pod.
+
+        `mounts`: the folder of the certificates that they trust.
+        """
+        for mount in mounts:
+            await self._show(await to_thread.run_sync(_read_files, mount.source))
         # Somebody may have deleted them since.
         if time.monotonic() > self._look_at_s:
             for policy in policies():
@@ -112,6 +131,29 @@ class Network:
         if find_weaker(policy["spec"], found["spec"]):
             reset = {"spec": {"egress": None, "ingress": None, **policy["spec"]}}
             await self._api.patch(POLICY, name, reset)
+
+    async def _show(self, files: dict[str, str]) -> None:
+        """Have pods see the certificates as they are now; a cluster shows a change to those too."""
+        name, own = self._renderer.certificates, {**APP, INSTANCE: self._renderer.instance}
+        if files == self._shown and time.monotonic() <= self._look_at_s:
+            return
+        try:
+            found = await self._api.get(CONFIG_MAP, name)
+        except Refused:
+            head = {"apiVersion": "v1", "kind": "ConfigMap"}
+            await self._api.post(
+                CONFIG_MAP, {**head, "metadata": {"name": name, "labels": own}, "data": files}
+            )
+        else:
+            if found["metadata"].get("labels") != own:
+                raise BackendUnavailable(
+                    f"ConfigMap {name} has the certificates of another data root: set another "
+                    "kubernetes.warm_pool, or delete it with kubectl if nothing uses it"
+                )
+            # A server with the same key may have put its own, which are as good.
+            if files not in (self._shown, found["data"]):
+                await self._api.patch(CONFIG_MAP, name, {"data": files})
+        self._shown = files
 
     async def _reach_canary(self) -> None:
         await self._sweep()
@@ -159,6 +201,10 @@ class Network:
                     return found
                 await anyio.sleep(_POLL_S)
         raise await self._namespace.explain_wait(name, row, self._image)
+
+
+def _read_files(folder: Path) -> dict[str, str]:
+    return {file.name: file.read_text() for file in folder.iterdir()}
 
 
 def _read_address(pod: Json) -> str | None:

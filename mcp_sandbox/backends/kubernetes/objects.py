@@ -18,6 +18,7 @@ from mcp_sandbox.backends.runner_copy import MAIN, beside_pid_1, environment
 from mcp_sandbox.backends.sandbox_records import new_id
 from mcp_sandbox.config import KubernetesConfig
 from mcp_sandbox.models import (
+    CERTIFICATES,
     OURS,
     RELAY,
     SKILLS,
@@ -62,6 +63,7 @@ _KEPT = {"workspace": "/workspace", "home": HOME}
 # The containers of a pod: the second one begins with its first skill, which it alone can write.
 OWN, WRITER = "sandbox", "skills"
 _SKILLS_MOUNT = {"name": WRITER, "mountPath": SKILLS}
+_TRUST = "certificates"
 _RESTRICTED: Json = {
     "allowPrivilegeEscalation": False,
     "privileged": False,
@@ -86,7 +88,8 @@ class Made:
     @classmethod
     def of(cls, spec: SandboxSpec, image: str, runner: str) -> "Made":
         """Return what a spec asks for."""
-        network: Network = "open" if spec.network == "open" else "none"
+        # Its one mount can only be that of the certificates that doors need.
+        network: Network = "allowlist" if spec.mounts else spec.network
         return cls(spec.image or image, runner, spec.limits, network, dict(spec.env), spec.idle_s)
 
 
@@ -103,6 +106,8 @@ class Renderer:
         self._size = size_bytes
         self.instance = hashlib.sha256(b"instance" + key).hexdigest()[:16]
         self.in_pod = config.storage == "backups"
+        # A warm pool is printed where the instance is not known.
+        self.certificates = f"mcp-sandbox-{config.warm_pool or self.instance}-certificates"
 
     def name(self, labels: Mapping[str, str], prefix: str = "mcs") -> SandboxId:
         """Return a name that no sandbox of another chat has; a new one where labels name none."""
@@ -242,6 +247,9 @@ class Renderer:
             for name, size in sizes.items()
         ]
         volumes.append({"name": WRITER, "emptyDir": {}})
+        if made.network == "allowlist":
+            shown = {"name": self.certificates, "defaultMode": 0o444}
+            volumes.append({"name": _TRUST, "configMap": shown})
         file = self._config.seccomp_profile
         local = {"type": "Localhost", "localhostProfile": file}
         return {
@@ -270,6 +278,11 @@ class Renderer:
         kept = [{"name": FILES, "mountPath": path, "subPath": name} for name, path in _KEPT.items()]
         places = {"tmp": "/tmp", "shm": "/dev/shm", "run": _PLACE}  # noqa: S108 - the sandbox's
         own = [{"name": name, "mountPath": path} for name, path in places.items()]
+        trusted = {_TRUST: CERTIFICATES} if made.network == "allowlist" else {}
+        fixed = [
+            {"name": name, "mountPath": path, "readOnly": True}
+            for name, path in {WRITER: SKILLS, **trusted}.items()
+        ]
         variables = self._variables(made, is_pooled=is_pooled)
         return {
             "name": OWN,
@@ -281,7 +294,7 @@ class Renderer:
             "env": [{"name": k, "value": v.replace("$", "$$")} for k, v in variables.items()],
             "resources": {"limits": usage, "requests": {"memory": memory, "cpu": "50m"}},
             "securityContext": _RESTRICTED,
-            "volumeMounts": [*kept, *own, {**_SKILLS_MOUNT, "readOnly": True}],
+            "volumeMounts": [*kept, *own, *fixed],
         }
 
     def _variables(self, made: Made, *, is_pooled: bool) -> dict[str, str]:
@@ -322,16 +335,14 @@ class Renderer:
         limits, runtime = made.limits, self._template.get("spec", {}).get("runtimeClassName")
         own = self._config.seccomp_profile
         seccomp = f"seccomp profile {own}" if own else "the runtime's default seccomp profile only"
-        words = {
-            "none": "none, by a NetworkPolicy that the cluster enforces",
-            "open": "open, but for addresses of the cluster and of its machines",
-        }
+        none = "none, by a NetworkPolicy that the cluster enforces"
+        reached = "open, but for addresses of the cluster and of its machines"
         return SandboxFacts(
             backend="kubernetes",
             image=made.image,
             isolation=f"pod ({runtime or 'default runtime'}), uid {USER}, no capabilities, "
             f"{seccomp}, read-only root",
-            network=words.get(made.network, made.network),
+            network=reached if made.network == "open" else none,
             limits={
                 "memory": f"{limits.memory_mb} MiB (cgroup)",
                 "cpus": f"{limits.cpus:g} (cgroup)",
