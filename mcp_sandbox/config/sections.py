@@ -42,7 +42,7 @@ def setting(default: object, about: str, **bounds: Any) -> Any:  # noqa: ANN401 
 class DockerConfig(Section):
     """The docker backend."""
 
-    image: str = setting("mcp-sandbox/base:latest", "image of new sandboxes")
+    image: str = setting("mcp-sandbox/base:latest", "image of new sandboxes", min_length=1)
     runtime: str = setting("", "engine runtime, such as runsc; empty = engine's default")
     host: str | None = setting(None, "engine address; empty = DOCKER_HOST, else the docker context")
 
@@ -54,7 +54,9 @@ class KubernetesConfig(Section):
     namespace: Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")] = setting(
         "sandboxes", "namespace of all sandboxes, which must exist"
     )
-    image: str = setting("mcp-sandbox/base:latest", "image of new sandboxes, as nodes pull it")
+    image: str = setting(
+        "mcp-sandbox/base:latest", "image of new sandboxes, as nodes pull it", min_length=1
+    )
     objects: Literal["auto", "sandbox", "pod"] = setting(
         "auto", "sandbox (agents.x-k8s.io/v1beta1), pod (with a claim), or what the cluster has"
     )

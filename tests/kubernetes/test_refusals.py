@@ -61,8 +61,9 @@ async def test_what_names_no_place_is_said(
 async def test_without_a_cluster_it_says_what_to_set(
     fake: Cluster, data_root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("KUBECONFIG", str(data_root / "none"))
-    assert "set KUBECONFIG or kubernetes.context" in str(await refusal(data_root))
+    monkeypatch.setenv("KUBECONFIG", "/nowhere")
+    said = "KUBECONFIG is /nowhere): set it or kubernetes.context"
+    assert said in str(await refusal(data_root))
 
 
 async def test_a_server_that_never_answered_is_named_long_before_a_pod_may_take(

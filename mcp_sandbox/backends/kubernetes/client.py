@@ -16,6 +16,7 @@ import anyio
 from anyio import to_thread
 
 from mcp_sandbox.config import KubernetesConfig
+from mcp_sandbox.config.environment import variable
 from mcp_sandbox.errors import BackendUnavailable, CapacityReached, OperatorError
 
 try:
@@ -294,9 +295,10 @@ class ApiServer:
             await to_thread.run_sync(anyio.run, auth.reauthenticate)
             verify = await to_thread.run_sync(anyio.run, auth.ssl_context)
         except (ValueError, KeyError, IndexError, TypeError, OSError) as exc:
+            given = variable("KUBECONFIG")
             raise BackendUnavailable(
-                f"no cluster is configured ({exc}): set KUBECONFIG or kubernetes.context, or run "
-                "the server in the cluster with a service account"
+                f"no cluster is configured ({exc}; KUBECONFIG is {given or 'not set'}): set it or "
+                "kubernetes.context, or run the server in the cluster with a service account"
             ) from exc
         extensions = {"sni_hostname": auth.tls_server_name} if auth.tls_server_name else {}
 
