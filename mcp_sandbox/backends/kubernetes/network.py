@@ -204,7 +204,8 @@ class Network:
 
 
 def _read_files(folder: Path) -> dict[str, str]:
-    return {file.name: file.read_text() for file in folder.iterdir()}
+    # Drafts of them begin with a dot.
+    return {file.name: file.read_text() for file in folder.glob("[!.]*")}
 
 
 def _read_address(pod: Json) -> str | None:
