@@ -68,17 +68,13 @@ def set_up(fake: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
                 else:
                     fake.do(fake.store.add, plural, each)
 
-    async def ready(warm: int) -> list[str]:
-        with anyio.fail_after(20):
-            while True:
-                pods = fake.store.objects["pods"].values()
-                names = [each["metadata"]["name"] for each in pods if each["status"].get("podIP")]
-                if len(names) >= warm:
-                    return names
-                await fake.store.changed.wait()
+    def ready() -> list[str]:
+        pods = fake.store.objects["pods"].values()
+        return [each["metadata"]["name"] for each in pods if each["status"].get("podIP")]
 
     async def set_up(config: Config, warm: int = 0) -> list[str]:
         await anyio.to_thread.run_sync(apply, config, warm)
-        return await anyio.to_thread.run_sync(fake.do, ready, warm)
+        await fake.until(lambda: len(ready()) >= warm)
+        return ready()
 
     return set_up

@@ -10,7 +10,7 @@ from tests.kubernetes.store import KINDS, Change, Json, Store, merge
 
 _POOLED = "agents.x-k8s.io/warm-pool-sandbox"
 _CLAIMED = "agents.x-k8s.io/claim-uid"
-_PLURALS = {kind: plural for plural, (kind, _) in KINDS.items() if plural.startswith("sandbox")}
+_PLURALS = {kind: plural for plural, (kind, _) in KINDS.items()}
 # Who claims may set labels of these alone.
 _FREE_LABELS = "sandbox.users.io/"
 
@@ -22,41 +22,41 @@ class Controllers:
         self._store = store
         self._rows = store.objects
         self._tasks = tasks
+        self._work = {
+            "sandboxes": self._run,
+            "sandboxwarmpools": self._fill,
+            "sandboxclaims": self._assign,
+            "sandboxtemplates": self._renew,
+        }
         store.listeners.append(self._notice)
 
     def _notice(self, change: Change) -> None:
-        begin, found = self._tasks.start_soon, change.found
-        if change.plural in _PLURALS.values():
-            begin(self._reconcile, change.plural, found["metadata"]["name"])
-        if change.kind == "DELETED" or "deletionTimestamp" in found["metadata"]:
-            begin(self._collect, found)
-        for ref in found["metadata"].get("ownerReferences", []):
-            owner = _PLURALS[ref["kind"]], ref["name"]
-            # Claims are made and never looked at again.
-            if change.plural != "persistentvolumeclaims" or self._is_ending(*owner):
-                begin(self._reconcile, *owner)
+        begin, metadata = self._tasks.start_soon, change.found["metadata"]
+        if change.plural in self._work:
+            begin(self._reconcile, change.plural, metadata["name"])
+            if change.step in ("ENDING", "DELETED"):
+                begin(self._collect, change)
+        # Volumes are made and never looked at again.
+        if change.plural != "persistentvolumeclaims":
+            for ref in metadata.get("ownerReferences", []):
+                begin(self._reconcile, _PLURALS[ref["kind"]], ref["name"])
 
-    def _is_ending(self, plural: str, name: str) -> bool:
-        return "deletionTimestamp" in self._rows[plural].get(name, {}).get("metadata", {})
-
-    async def _collect(self, owner: Json) -> None:
-        """Delete what an object owned that is deleted, a little later, as a cluster does."""
+    async def _collect(self, change: Change) -> None:
+        """Delete what an object owned, a little later, and then one that waits for that."""
         await anyio.sleep(self._store.collected_s)
-        for plural, each in self._store.owned_by(owner):
+        for plural, each in self._store.owned_by(change.found):
             self._store.delete(plural, each["metadata"]["name"], last=True)
+        while self._store.owned_by(change.found):
+            await self._store.changed.wait()
+        if change.step == "ENDING":
+            self._store.drop(change.plural, change.found["metadata"]["name"])
 
     async def _reconcile(self, plural: str, name: str) -> None:
-        work = {"sandboxes": self._run, "sandboxwarmpools": self._fill}
-        work |= {"sandboxclaims": self._assign, "sandboxtemplates": self._renew}
         found = self._rows[plural].get(name)
-        if found and self._is_ending(plural, name):
-            if not self._store.owned_by(found):
-                self._store.drop(plural, name)
-            return
-        if found is None or plural not in work:
+        if found is None or "deletionTimestamp" in found["metadata"]:
             return
         try:
-            work[plural](name, found)
+            self._work[plural](name, found)
         except HTTPException as exc:
             told = {"reason": "ReconcilerError", "message": f"Error seen: {exc.detail}"}
             self._tell(plural, name, {"type": "Ready", "status": "False", **told})
@@ -65,14 +65,19 @@ class Controllers:
         ready = {"message": "Pod exists with some phase", **ready}
         self._store.set(plural, name, {"status": {"conditions": [ready], **more}})
 
+    def _make(self, plural: str, name: str, body: Json, owner: Json) -> None:
+        kind, version = KINDS[plural]
+        metadata = {**body.get("metadata", {}), "name": name, "ownerReferences": [_ref(owner)]}
+        self._store.add(plural, {"apiVersion": version, "kind": kind, **body, "metadata": metadata})
+
     def _run(self, name: str, sandbox: Json) -> None:
         """Make the pod and the claims of a Sandbox, or end the pod of a suspended one."""
         spec, pod = sandbox["spec"], self._rows["pods"].get(name)
-        volumes: list[Json] = []
+        volumes = spec["podTemplate"]["spec"].get("volumes", [])
         refused: HTTPException | None = None
         for claim in spec.get("volumeClaimTemplates", []):
             of, made = claim["metadata"]["name"], f"{claim['metadata']['name']}-{name}"
-            volumes.append({"name": of, "persistentVolumeClaim": {"claimName": made}})
+            volumes = [{"name": of, "persistentVolumeClaim": {"claimName": made}}, *volumes]
             if made not in self._rows["persistentvolumeclaims"]:
                 try:
                     self._make("persistentvolumeclaims", made, {"spec": claim["spec"]}, sandbox)
@@ -83,19 +88,13 @@ class Controllers:
             if pod:
                 self._store.delete("pods", name)
         elif pod is None:
-            template = merge(spec["podTemplate"], {"spec": {"volumes": volumes}})
-            template["spec"]["volumes"] += spec["podTemplate"]["spec"].get("volumes", [])
-            template["metadata"]["labels"]["agents.x-k8s.io/sandbox-name-hash"] = "h"
-            self._make("pods", name, template, sandbox)
+            labels = {"agents.x-k8s.io/sandbox-name-hash": "h"}
+            added = {"metadata": {"labels": labels}, "spec": {"volumes": volumes}}
+            self._make("pods", name, merge(spec["podTemplate"], added), sandbox)
         if refused:
             raise refused
         is_ready = pod and pod["status"].get("podIP") and "deletionTimestamp" not in pod["metadata"]
         self._tell("sandboxes", name, {"type": "Ready", "status": str(bool(is_ready))})
-
-    def _make(self, plural: str, name: str, body: Json, owner: Json) -> None:
-        kind, version = KINDS[plural]
-        metadata = {**body.get("metadata", {}), "name": name, "ownerReferences": [_ref(owner)]}
-        self._store.add(plural, {"apiVersion": version, "kind": kind, **body, "metadata": metadata})
 
     def _fill(self, name: str, pool: Json) -> None:
         owned = [each for _, each in self._store.owned_by(pool)]
@@ -104,7 +103,7 @@ class Controllers:
         for _ in range(pool["spec"]["replicas"] - len(owned)):
             self._make_sandbox(f"{name}-{secrets.token_hex(3)}", pool, pool, {_POOLED: "a-hash"})
 
-    def _renew(self, name: str, template: Json) -> None:
+    def _renew(self, _: str, template: Json) -> None:
         """Replace what waits in pools with an older template; another strategy leaves it."""
         for pool in list(self._rows["sandboxwarmpools"].values()):
             if pool["spec"].get("updateStrategy") == {"type": "Recreate"}:
@@ -116,17 +115,16 @@ class Controllers:
         of = self._store.get("sandboxtemplates", pool["spec"]["sandboxTemplateRef"]["name"])
         shared = ("podTemplate", "volumeClaimTemplates", "service")
         spec = {key: of["spec"][key] for key in shared if key in of["spec"]}
-        extra = owner["spec"].get("additionalPodMetadata", {})
-        spec["podTemplate"] = merge(spec["podTemplate"], {"metadata": extra})
-        self._make("sandboxes", name, {"metadata": {"labels": labels}, "spec": spec}, owner)
+        extra = {"podTemplate": {"metadata": owner["spec"].get("additionalPodMetadata", {})}}
+        body = {"metadata": {"labels": labels}, "spec": merge(spec, extra)}
+        self._make("sandboxes", name, body, owner)
 
     def _assign(self, name: str, claim: Json) -> None:
         """Give a claim a ready Sandbox of its pool, or make it one."""
         extra = claim["spec"].get("additionalPodMetadata", {})
         if foreign := [key for key in extra.get("labels", {}) if not key.startswith(_FREE_LABELS)]:
             raise HTTPException(422, f'label "{foreign[0]}" is not in the allowlist')
-        owned = self._store.owned_by(claim)
-        if owned:
+        if owned := self._store.owned_by(claim):
             ((_, sandbox),) = owned
             (ready, *_) = sandbox.get("status", {}).get("conditions", [{"type": "Ready"}])
             told = {"name": sandbox["metadata"]["name"]}
@@ -134,21 +132,18 @@ class Controllers:
             return
         pool = self._store.get("sandboxwarmpools", claim["spec"]["warmPoolRef"]["name"])
         labels = {_CLAIMED: claim["metadata"]["uid"]}
-        free = (each for _, each in self._store.owned_by(pool) if _is_ready(each))
-        warm = None if claim["spec"].get("env") else next(free, None)
+        warm = next((each for _, each in self._store.owned_by(pool) if _is_ready(each)), None)
         if warm is None:
             self._make_sandbox(name, pool, claim, labels)
             return
-        own = warm["metadata"]["name"]
-        pod = merge(extra, {"labels": labels})
+        own, pod = warm["metadata"]["name"], {"metadata": merge(extra, {"labels": labels})}
         metadata = {
             "ownerReferences": [_ref(claim)],
             "labels": {**labels, _POOLED: None},
             "annotations": {"agents.x-k8s.io/pod-name": own},
         }
-        self._store.set("pods", own, {"metadata": pod})
-        news = {"metadata": metadata, "spec": {"podTemplate": {"metadata": pod}}}
-        self._store.set("sandboxes", own, news)
+        self._store.set("pods", own, pod)
+        self._store.set("sandboxes", own, {"metadata": metadata, "spec": {"podTemplate": pod}})
         self._fill(pool["metadata"]["name"], pool)
 
 

@@ -1,7 +1,6 @@
-"""The node of a fake cluster: pods are containers of the local engine, claims are folders."""
+"""The node of a fake cluster: pods are containers of the local engine, volumes are folders."""
 
 import os
-import re
 import shutil
 from contextlib import suppress
 from pathlib import Path
@@ -13,18 +12,11 @@ from anyio import to_thread
 from anyio.abc import TaskGroup
 from docker.errors import APIError, ImageNotFound
 from docker.models.containers import Container
-from docker.types import Mount
+from starlette.exceptions import HTTPException
 
 from tests.kubernetes.store import Change, Json, Store
 
-_UNITS = {"": 1, "m": 1e-3, "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30}
 _CLAIMS = "persistentvolumeclaims"
-
-
-def quantity(text: str) -> float:
-    found = re.fullmatch(r"([\d.]+)(\D*)", text)
-    assert found
-    return float(found[1]) * _UNITS[found[2]]
 
 
 class Node:
@@ -33,12 +25,13 @@ class Node:
     def __init__(self, store: Store, folder: Path, tasks: TaskGroup) -> None:
         self._store = store
         self._folder = folder
+        self._volumes = folder / "volumes"
         self._tasks = tasks
         self._engine = docker.from_env(timeout=60)
-        # By the uid of a pod: its own, and the ephemeral one beside it.
-        self._containers: dict[str, Container] = {}
-        self._beside: dict[str, Container] = {}
-        self._limit = anyio.CapacityLimiter(60)
+        # By the uid of a pod: what it does until it is deleted, and its containers by their names.
+        self._lives: dict[str, TaskGroup] = {}
+        self._containers: dict[str, dict[str, Container]] = {}
+        self._waits = anyio.CapacityLimiter(60)
         store.listeners.append(self._notice)
         self.behave()
 
@@ -52,282 +45,240 @@ class Node:
         self.is_hollow = False
 
     def close(self) -> None:
-        for container in (*self._beside.values(), *self._containers.values()):
-            _remove(container)
+        for containers in self._containers.values():
+            for container in containers.values():
+                _remove(container)
         self._engine.close()
 
     def container(self, name: str, of: str = "sandbox") -> str:
         """Return a container of a pod."""
         uid = self._store.get("pods", name)["metadata"]["uid"]
-        return str((self._containers if of == "sandbox" else self._beside)[uid].id)
+        if of not in self._containers.get(uid, {}):
+            raise HTTPException(500, f'container "{of}" of pod "{name}" is not running')
+        return str(self._containers[uid][of].id)
 
     def _notice(self, change: Change) -> None:
-        begin, name = self._tasks.start_soon, change.found["metadata"]["name"]
-        is_ending = change.kind == "MODIFIED" and "deletionTimestamp" in change.found["metadata"]
-        match change.plural, "ENDING" if is_ending else change.kind:
+        begin, found = self._tasks.start_soon, change.found
+        uid, added = found["metadata"]["uid"], found.get("spec", {}).get("ephemeralContainers")
+        match change.plural, change.step:
             case "pods", "ADDED":
-                begin(self._run, name, change.found)
+                self._lives[uid] = anyio.create_task_group()
+                begin(self._live, found)
             case "pods", "ENDING":
-                begin(self._end, name, change.found)
-            case "pods", "MODIFIED" if "ephemeralContainers" in change.found["spec"]:
-                begin(self._add, name, change.found)
+                self._lives[uid].cancel_scope.cancel()
+            case "pods", "MODIFIED" if added != change.before["spec"].get("ephemeralContainers"):
+                self._lives[uid].start_soon(self._add, found, *added)
             case "configmaps", "ADDED" | "MODIFIED":
-                self._show(name, change.found)
-            case "persistentvolumeclaims", "ADDED":
-                begin(self._bind, name)
-            case ("pods", "DELETED") | ("persistentvolumeclaims", "ENDING"):
+                self._show(found)
+            case "persistentvolumeclaims", "ENDING":
+                begin(self._free_claims)
+            case "pods", "DELETED":
+                del self._lives[uid]
                 begin(self._free_claims)
 
-    def _show(self, name: str, found: Json) -> None:
-        """Write the files of a ConfigMap where pods see them."""
-        folder = self._folder / "configs" / name
+    # Volumes.
+
+    def _show(self, configs: Json) -> None:
+        folder = self._volumes / configs["metadata"]["name"]
         folder.mkdir(parents=True, exist_ok=True)
-        for file, text in found["data"].items():
+        for file, text in configs["data"].items():
             (folder / file).write_text(text)
 
-    # Claims.
-
-    def _claim_folder(self, name: str) -> Path:
-        return self._folder / "claims" / name
-
-    async def _bind(self, name: str) -> None:
-        # As a driver makes it that honours fsGroup.
-        folder = self._claim_folder(name)
-        for place in (folder, *(folder / sub for sub in ("workspace", "home"))):
-            place.mkdir(parents=True, exist_ok=True)
-            os.chown(place, 0, 10001)
-            place.chmod(0o2775)
-        if self.binds_claims:
-            self._store.set(_CLAIMS, name, {"status": {"phase": "Bound"}})
-
     async def _free_claims(self) -> None:
-        pods = self._store.objects["pods"].values()
-        used = {claim for pod in pods for claim in _claims(pod)}
+        used = {claim for pod in self._store.objects["pods"].values() for claim in _claims(pod)}
         for name, claim in list(self._store.objects[_CLAIMS].items()):
             if "deletionTimestamp" in claim["metadata"] and name not in used:
-                # At once, for a claim of the same name may follow. One never bound has none.
-                gone = self._folder / claim["metadata"]["uid"]
-                with suppress(FileNotFoundError):
-                    self._claim_folder(name).rename(gone)
                 self._store.drop(_CLAIMS, name)
-                await to_thread.run_sync(shutil.rmtree, gone, True)
+                folder = self._volumes / claim["metadata"]["uid"]
+                await to_thread.run_sync(shutil.rmtree, folder, True)
+
+    def _folder_of(self, volume: Json, uid: str, part: str) -> Path:
+        name = f"{uid}-{volume['name']}"
+        if claim := volume.get("persistentVolumeClaim"):
+            name = self._store.get(_CLAIMS, claim["claimName"])["metadata"]["uid"]
+        elif shown := volume.get("configMap"):
+            name = shown["name"]
+        folder = self._volumes / name / part
+        folder.mkdir(parents=True, exist_ok=True)
+        # As of fsGroup.
+        os.chown(folder, 0, 10001)
+        folder.chmod(0o2775)
+        return folder
 
     # Pods.
 
-    async def _run(self, name: str, pod: Json) -> None:
+    async def _live(self, pod: Json) -> None:
+        """Run a pod until it is deleted; one that is deleted by force goes on."""
         uid = pod["metadata"]["uid"]
-        while why := self._find_obstacle(pod):
-            condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
-            self._tell(name, conditions=[{**condition, "message": why}])
-            if self._is_ending(name, uid):
-                return
+        async with self._lives[uid]:
+            await self._run(pod)
+            await anyio.sleep_forever()
+        while self.is_lost:
             await self._store.changed.wait()
-        address = ""
-        if not self.is_hollow:
-            try:
-                made = await to_thread.run_sync(
-                    self._create, name, pod, pod["spec"]["containers"][0], limiter=self._limit
-                )
-            except APIError as exc:
-                reason = "ErrImagePull" if isinstance(exc, ImageNotFound) else "RunContainerError"
-                state = {"waiting": {"reason": reason, "message": str(exc.explanation)}}
-                self._tell(name, containerStatuses=[{"name": "sandbox", "state": state}])
-                return
-            self._containers[uid], address = made, made.attrs["NetworkSettings"]["IPAddress"]
-        if self._is_ending(name, uid):
-            await self._end(name, pod)
-            return
-        self._store.set("pods", name, {"spec": {"nodeName": "node"}})
-        conditions = [{"type": kind, "status": "True"} for kind in ("PodScheduled", "Ready")]
-        state = {"running": {"startedAt": self._store.now()}}
-        told = {"conditions": conditions, "podIP": address or "10.9.9.9", "phase": "Running"}
-        self._tell(name, **told, containerStatuses=[{"name": "sandbox", "state": state}])
-        if not self.is_hollow:
-            await self._wait(name, uid, made)
+        if await self._stop(uid, pod["spec"]["terminationGracePeriodSeconds"]):
+            self._tell(pod, **_ended(137))
+        if uid in self._lives:
+            self._store.drop("pods", pod["metadata"]["name"])
 
-    async def _add(self, name: str, pod: Json) -> None:
+    async def _run(self, pod: Json) -> None:
+        uid, found = pod["metadata"]["uid"], pod["spec"]["containers"][0]
+        while why := self._find_obstacle(pod):
+            unplaced = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
+            self._tell(pod, conditions=[{**unplaced, "message": why}])
+            await self._store.changed.wait()
+        try:
+            made = None if self.is_hollow else await to_thread.run_sync(self._create, pod, found)
+        except APIError as exc:
+            reason = "ErrImagePull" if isinstance(exc, ImageNotFound) else "RunContainerError"
+            state = {"waiting": {"reason": reason, "message": str(exc.explanation)}}
+            self._tell(pod, containerStatuses=[{"name": "sandbox", "state": state}])
+            return
+        self._store.set("pods", pod["metadata"]["name"], {"spec": {"nodeName": "node"}})
+        self._tell(
+            pod,
+            phase="Running",
+            podIP=(made and made.attrs["NetworkSettings"]["IPAddress"]) or "10.9.9.9",
+            conditions=[{"type": kind, "status": "True"} for kind in ("PodScheduled", "Ready")],
+            containerStatuses=[{"name": "sandbox", "state": self._running()}],
+        )
+        if not made:
+            return
+        ended = await to_thread.run_sync(_wait, made, abandon_on_cancel=True, limiter=self._waits)
+        # Else the node has ended it, and told why.
+        if uid in self._containers:
+            code = ended["ExitCode"]
+            reason = "OOMKilled" if ended["OOMKilled"] and code else ""
+            self._tell(pod, **_ended(code, reason))
+
+    async def _add(self, pod: Json, asked: Json) -> None:
         """Run the container that was put beside a pod's own."""
-        uid, (asked,) = pod["metadata"]["uid"], pod["spec"]["ephemeralContainers"]
-        known = self._store.objects["pods"].get(name, pod)["status"]
-        if uid not in self._containers or "ephemeralContainerStatuses" in known:
-            return
-        told: Json = {"name": asked["name"], "state": {"waiting": {"reason": "ContainerCreating"}}}
-        self._tell(name, ephemeralContainerStatuses=[told])
-        # The pod may end meanwhile.
+        # The image may be missing.
         with suppress(APIError):
-            self._beside[uid] = await to_thread.run_sync(self._create, name, pod, asked)
-        if uid not in self._containers:
-            await self._stop(uid)
-            return
-        state = {"running": {"startedAt": self._store.now()}}
-        self._tell(name, ephemeralContainerStatuses=[{**told, "state": state}])
+            await to_thread.run_sync(self._create, pod, asked)
+            told = {"name": asked["name"], "state": self._running()}
+            self._tell(pod, ephemeralContainerStatuses=[told])
+
+    def _running(self) -> Json:
+        return {"running": {"startedAt": self._store.now()}}
 
     def _find_obstacle(self, pod: Json) -> str:
         """Return why a pod cannot be placed."""
         rows = self._store.objects[_CLAIMS]
-        phases = [rows.get(each, {}).get("status", {}).get("phase") for each in _claims(pod)]
-        shown = [each["configMap"]["name"] for each in _volumes(pod) if "configMap" in each]
-        if missing := set(shown) - self._store.objects["configmaps"].keys():
-            return f"configmap {missing} not found"
-        unbound = "0/1 nodes are available: pod has unbound immediate PersistentVolumeClaims"
-        return self.full if all(phase == "Bound" for phase in phases) else unbound
+        if self.binds_claims and all(each in rows for each in _claims(pod)):
+            return self.full
+        return "0/1 nodes are available: pod has unbound immediate PersistentVolumeClaims"
 
-    def _is_ending(self, name: str, uid: str) -> bool:
-        metadata = self._store.objects["pods"].get(name, {}).get("metadata", {})
-        return metadata.get("uid") != uid or "deletionTimestamp" in metadata
-
-    def _tell(self, name: str, **status: Any) -> None:
-        self._store.set("pods", name, {"status": status})
-
-    async def _wait(self, name: str, uid: str, container: Container) -> None:
-        def wait() -> Json:
-            with suppress(APIError):
-                container.wait(timeout=100_000)
-                container.reload()
-            state: Json = container.attrs["State"]
-            return state
-
-        state = await to_thread.run_sync(wait, abandon_on_cancel=True, limiter=self._limit)
-        if not self._is_ending(name, uid) and uid in self._containers:
-            killed = "OOMKilled" if state["OOMKilled"] and state["ExitCode"] else "Error"
-            self._tell_end(name, state["ExitCode"], killed if state["ExitCode"] else "Completed")
-
-    def _tell_end(self, name: str, code: int, reason: str) -> None:
-        state = {"terminated": {"exitCode": code, "reason": reason}}
-        ready = {"type": "Ready", "status": "False", "reason": "PodFailed"}
-        told = {"conditions": [ready], "containerStatuses": [{"name": "sandbox", "state": state}]}
-        self._tell(name, phase="Failed" if code else "Succeeded", **told)
-
-    async def _end(self, name: str, pod: Json) -> None:
-        while self.is_lost:
-            await self._store.changed.wait()
-        uid = pod["metadata"]["uid"]
-        container = await self._stop(uid, pod["spec"]["terminationGracePeriodSeconds"])
-        known = self._store.objects["pods"].get(name)
-        if known is None or known["metadata"]["uid"] != uid:
-            return
-        if container:
-            ended = {"name": "sandbox", "state": {"terminated": {"exitCode": 137}}}
-            self._tell(name, phase="Failed", containerStatuses=[ended])
-        # Else `_run` is making its container, and comes back.
-        if container or "containerStatuses" in known["status"] or self._find_obstacle(pod):
-            self._store.drop("pods", name)
+    def _tell(self, pod: Json, **status: Any) -> None:
+        # After a deletion by force another may have its name.
+        if pod["metadata"]["uid"] in self._lives:
+            self._store.set("pods", pod["metadata"]["name"], {"status": status})
 
     async def end_pod(self, name: str, reason: str) -> None:
         """End a pod as a node does that is low on memory, or its kernel."""
-        uid = self._store.get("pods", name)["metadata"]["uid"]
-        if reason == "OOMKilled":
-            self._tell_end(name, 137, reason)
-        else:
-            told = {"phase": "Failed", "reason": reason, "message": "low on memory"}
-            ready = [{"type": "Ready", "status": "False"}]
-            self._tell(name, **told, containerStatuses=[], conditions=ready)
-        await self._stop(uid)
+        pod = self._store.get("pods", name)
+        told = _ended(137, reason)
+        if reason != "OOMKilled":
+            told |= {"reason": reason, "message": "low on memory", "containerStatuses": []}
+        self._tell(pod, **told)
+        await self._stop(pod["metadata"]["uid"])
 
     async def _stop(self, uid: str, grace_s: int = 0) -> bool:
         """Remove the containers of a pod; return whether there were any."""
-        found = [rows.pop(uid) for rows in (self._beside, self._containers) if uid in rows]
-        for container in found:
+        found = self._containers.pop(uid, {})
+        for container in reversed(found.values()):
             await to_thread.run_sync(_remove, container, grace_s)
-        for folder in (self._folder / "claims").glob(f"{uid}-*"):
-            await to_thread.run_sync(shutil.rmtree, folder, True)
         return bool(found)
 
-    # Containers. All of these block.
+    # Containers.
 
-    def _create(self, name: str, pod: Json, asked: Json) -> Container:
-        spec, uid = pod["spec"], pod["metadata"]["uid"]
+    def _create(self, pod: Json, asked: Json) -> Container:
+        """Start a container of a pod. Blocks."""
+        spec, known = pod["spec"], self._containers.setdefault(pod["metadata"]["uid"], {})
         user, own = spec["securityContext"], asked["securityContext"]
         assert own["allowPrivilegeEscalation"] is False
         # One that is added has no limits of its own.
-        limits = (asked["resources"] or spec["containers"][0]["resources"])["limits"]
-        memory, cpus = int(quantity(limits["memory"])), quantity(limits["cpu"])
-        mounts, tmpfs = self._mounts(pod, asked)
-        main = self._containers.get(uid)
-        made = self._engine.containers.create(
+        limits = spec["containers"][0]["resources"]["limits"]
+        cpus = float(limits["cpu"].rstrip("m")) / (1000 if "m" in limits["cpu"] else 1)
+        main, profile = known.get("sandbox"), user["seccompProfile"].get("localhostProfile")
+        seccomp = [f"seccomp={(self._folder / profile).read_text()}"] if profile else []
+        known[asked["name"]] = made = self._engine.containers.create(
             asked["image"],
             entrypoint=[_expand(word) for word in asked["command"]],
             command=[],
-            name=f"k8s-{asked['name']}-{name[:50]}-{uid[:8]}",
             labels={"app": "mcp-sandbox", "mcp-sandbox.test": "kubernetes"},
             environment={
                 each["name"]: _expand(each.get("value", "")) for each in asked.get("env", ())
             },
             user=f"{user['runAsUser']}:{user['runAsGroup']}",
             working_dir=asked.get("workingDir"),
-            hostname=None if main else spec.get("hostname", name),
+            hostname=None if main else spec["hostname"],
             read_only=own["readOnlyRootFilesystem"],
             cap_drop=own["capabilities"]["drop"],
-            security_opt=["no-new-privileges:true", *self._seccomp(user["seccompProfile"])],
-            mem_limit=memory,
-            memswap_limit=memory,
+            security_opt=["no-new-privileges:true", *seccomp],
+            mem_limit=limits["memory"].rstrip("i"),
+            memswap_limit=limits["memory"].rstrip("i"),
             nano_cpus=int(min(cpus, os.cpu_count() or 1) * 1e9),
             # A node's own limit.
             pids_limit=1024,
-            tmpfs=tmpfs,
-            mounts=mounts,
             network_mode=f"container:{main.id}" if main else self._network(pod),
+            **self._mounts(pod, asked),
         )
-        try:
-            made.start()
-            made.reload()
-        except BaseException:
-            made.remove(force=True)
-            raise
+        made.start()
+        made.reload()
         return made
 
-    def _mounts(self, pod: Json, container: Json) -> tuple[list[Mount], dict[str, str]]:
-        mounts, tmpfs = list[Mount](), dict[str, str]()
-        volumes = {each["name"]: each for each in _volumes(pod)}
+    def _mounts(self, pod: Json, container: Json) -> Json:
+        tmpfs, binds = dict[str, str](), list[str]()
+        volumes = {each["name"]: each for each in pod["spec"]["volumes"]}
         for mount in container.get("volumeMounts", []):
             path, volume = mount["mountPath"], volumes[mount["name"]]
-            if volume.get("emptyDir"):
-                size = int(quantity(volume["emptyDir"]["sizeLimit"]))
+            if size := volume.get("emptyDir", {}).get("sizeLimit"):
                 # The engine takes the mode of the image's folder; the cluster, fsGroup.
                 own = "" if path.startswith(("/tmp", "/dev")) else ",uid=10001"
-                flags = f"rw,exec,nosuid,nodev,size={size},nr_inodes=64k,mode=1777"
-                tmpfs[path] = f"{flags},gid=10001{own}"
-            elif shown := volume.get("configMap"):
-                source = self._folder / "configs" / shown["name"]
-                mounts.append(Mount(path, str(source), "bind", read_only=True))
+                flags = "rw,exec,nosuid,nodev,nr_inodes=64k,mode=1777,gid=10001"
+                tmpfs[path] = f"{flags}{own},size={size.rstrip('i')}"
             else:
-                shared = f"{pod['metadata']['uid']}-{mount['name']}"
-                claim = volume.get("persistentVolumeClaim", {"claimName": shared})["claimName"]
-                source = self._claim_folder(claim) / mount.get("subPath", "")
-                if claim == shared and not source.exists():
-                    source.mkdir(parents=True)
-                    source.chmod(0o777)
-                is_fixed = mount.get("readOnly", False)
-                mounts.append(Mount(path, str(source), "bind", read_only=is_fixed))
-        return mounts, tmpfs
-
-    def _seccomp(self, profile: Json) -> list[str]:
-        if profile["type"] == "RuntimeDefault":
-            return []
-        return [f"seccomp={(self._folder / profile['localhostProfile']).read_text()}"]
+                part = mount.get("subPath", "")
+                source = self._folder_of(volume, pod["metadata"]["uid"], part)
+                binds.append(f"{source}:{path}:{'ro' if mount.get('readOnly') else 'rw'}")
+        return {"tmpfs": tmpfs, "volumes": binds}
 
     def _network(self, pod: Json) -> str:
         """Return the engine's network: none for a pod that policies cut off."""
+        labels = pod["metadata"].get("labels", {}).items()
         policies = self._store.objects["networkpolicies"].values()
-        chosen = [each["spec"]["podSelector"]["matchLabels"] for each in policies]
-        labels = pod["metadata"].get("labels", {})
-        is_apart = any(wanted.items() <= labels.items() for wanted in chosen)
-        return "none" if self.enforces_policies and is_apart else "bridge"
-
-
-def _volumes(pod: Json) -> list[Json]:
-    found: list[Json] = pod["spec"].get("volumes", [])
-    return found
+        chosen = (each["spec"]["podSelector"]["matchLabels"] for each in policies)
+        is_apart = self.enforces_policies and any(each.items() <= labels for each in chosen)
+        return "none" if is_apart else "bridge"
 
 
 def _claims(pod: Json) -> list[str]:
-    volumes = [each.get("persistentVolumeClaim", {}) for each in _volumes(pod)]
+    volumes = [each.get("persistentVolumeClaim") for each in pod["spec"].get("volumes", [])]
     return [each["claimName"] for each in volumes if each]
 
 
 def _expand(text: str) -> str:
     assert "$(" not in text.replace("$$", "")
     return text.replace("$$", "$")
+
+
+def _ended(code: int, reason: str = "") -> Json:
+    """Return the status of a pod whose container has ended."""
+    told = {"exitCode": code, "reason": reason or ("Error" if code else "Completed")}
+    return {
+        "phase": "Failed" if code else "Succeeded",
+        "conditions": [{"type": "Ready", "status": "False", "reason": "PodFailed"}],
+        "containerStatuses": [{"name": "sandbox", "state": {"terminated": told}}],
+    }
+
+
+def _wait(container: Container) -> Json:
+    """Return how a container ended. Blocks."""
+    with suppress(APIError):
+        container.wait(timeout=100_000)
+        container.reload()
+    state: Json = container.attrs["State"]
+    return state
 
 
 def _remove(container: Container, grace_s: int = 0) -> None:

@@ -1,6 +1,7 @@
 """Holds what is sent to the published fields of Kubernetes, and of agents.x-k8s.io/v1beta1."""
 
 import functools
+import re
 from typing import Any
 
 from jsonschema import Draft202012Validator
@@ -17,10 +18,6 @@ def _fields(**properties: Json) -> Json:
     return {"type": "object", "additionalProperties": False, "properties": properties}
 
 
-def _each(items: Json) -> Json:
-    return {"type": "array", "items": items}
-
-
 def _core(name: str) -> Json:
     return {"$ref": f"{_published('_definitions')['$id']}#/$defs/io.k8s.api.core.v1.{name}"}
 
@@ -31,35 +28,31 @@ def _published(name: str) -> Json:
     return found
 
 
-@functools.cache
 def _specs() -> dict[str, Json]:
-    """Return the fields of the kinds of agent-sandbox."""
+    """Return the fields of the kinds of agent-sandbox, of those that are used."""
     texts = {"type": "object", "additionalProperties": _TEXT}
     labelled = _fields(labels=texts, annotations=texts)
     named = _fields(metadata=_fields(name=_TEXT), spec=_core("PersistentVolumeClaimSpec"))
     shared = {
         "podTemplate": _fields(metadata=labelled, spec=_core("PodSpec")),
-        "volumeClaimTemplates": _each(named),
+        "volumeClaimTemplates": {"type": "array", "items": named},
         "service": {"type": "boolean"},
     }
-    end = {"shutdownPolicy": {"enum": ["Retain", "Delete"]}, "shutdownTime": _TEXT}
-    policies = {"networkPolicyManagement": {"enum": ["Managed", "Unmanaged"]}}
-    for name in ("envVarsInjectionPolicy", "volumeClaimTemplatesPolicy"):
-        policies[name] = {"enum": ["Allowed", "Overrides", "Disallowed"]}
     return {
-        "Sandbox": _fields(**shared, **end, operatingMode={"enum": ["Running", "Suspended"]}),
-        "SandboxTemplate": _fields(**shared, **policies, networkPolicy={}),
+        "Sandbox": _fields(
+            **shared,
+            operatingMode={"enum": ["Running", "Suspended"]},
+            shutdownPolicy={"enum": ["Retain", "Delete"]},
+        ),
+        "SandboxTemplate": _fields(
+            **shared, networkPolicyManagement={"enum": ["Managed", "Unmanaged"]}
+        ),
         "SandboxWarmPool": _fields(
             replicas={"type": "integer", "minimum": 0},
             sandboxTemplateRef=_fields(name=_TEXT),
             updateStrategy=_fields(type={"enum": ["Recreate", "OnReplenish"]}),
         ),
-        "SandboxClaim": _fields(
-            warmPoolRef=_fields(name=_TEXT),
-            lifecycle=_fields(**end, ttlSecondsAfterFinished={"type": "integer"}),
-            additionalPodMetadata=labelled,
-            env=_each(_fields(name=_TEXT, value=_TEXT)),
-        ),
+        "SandboxClaim": _fields(warmPoolRef=_fields(name=_TEXT), additionalPodMetadata=labelled),
     }
 
 
@@ -68,8 +61,7 @@ def _validator(kind: str, version: str) -> Draft202012Validator:
     if "agents.x-k8s.io/" in version:
         found = _fields(apiVersion=_TEXT, kind=_TEXT, metadata={}, spec=_specs()[kind])
     else:
-        group, _, number = version.rpartition("/")
-        found = _published("-".join(filter(None, (kind.lower(), group.partition(".")[0], number))))
+        found = _published(f"{kind.lower()}-{re.sub('[.].*/|/', '-', version)}")
     definitions = Resource.from_contents(_published("_definitions"))
     return Draft202012Validator(found, registry=definitions @ Registry())
 

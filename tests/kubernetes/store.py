@@ -3,9 +3,10 @@
 An object is never changed in place: each change puts a new one in its stead.
 """
 
+import json
+import operator
 import re
 import uuid
-from bisect import bisect_right
 from collections.abc import AsyncGenerator, Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from itertools import islice
 from typing import Any
 
 import anyio
+from jsonpath.patch import patched
 from starlette.exceptions import HTTPException
 
 from tests.kubernetes import schema
@@ -36,6 +38,7 @@ KINDS = {
 # What else of a spec is there once cannot be changed.
 _MUTABLE = {
     "pods": {"containers", "tolerations", "activeDeadlineSeconds", "nodeName"},
+    "pods/ephemeralcontainers": {"ephemeralContainers"},
     "persistentvolumeclaims": {"resources"},
     "sandboxes": {"podTemplate", "operatingMode", "service", "shutdownPolicy", "shutdownTime"},
 }
@@ -47,11 +50,17 @@ _GRACEFUL = ("pods", "persistentvolumeclaims")
 class Change:
     """What happened to an object, and what it was like before."""
 
-    version: int
     kind: str
     plural: str
     found: Json
-    before: Json | None
+    before: Json
+
+    @property
+    def step(self) -> str:
+        """Return the kind, or ENDING where its deletion has begun."""
+        was_ending = "deletionTimestamp" in self.before.get("metadata", {})
+        is_ending = "deletionTimestamp" in self.found["metadata"]
+        return "ENDING" if is_ending and not was_ending else self.kind
 
     def seen_by(self, query: Mapping[str, str]) -> str:
         """Return the type of the event for who selects by `query`; nothing if there is none."""
@@ -66,8 +75,8 @@ class Store:
     def __init__(self) -> None:
         self.objects: dict[str, dict[str, Json]] = {plural: {} for plural in KINDS}
         self.version = 1000
-        # The oldest version that a watch may begin at.
-        self.oldest = 0
+        # The oldest version that a watch may begin at, and each change since.
+        self.oldest = self.version
         self.history: list[Change] = []
         self.changed = anyio.Event()
         # Called after every change.
@@ -81,15 +90,17 @@ class Store:
         self.collected_s = 0.05
         self.bookmarks, self.limited, self.quota = True, "pods", 1 << 30
 
-    def _note(self, kind: str, plural: str, found: Json, before: Json | None) -> Json:
+    def _note(self, kind: str, plural: str, found: Json, before: Json) -> Json:
+        if kind == "MODIFIED" and found == before:
+            return found
         self.version += 1
-        found = {**found, "metadata": {**found["metadata"], "resourceVersion": str(self.version)}}
+        found = merge(found, {"metadata": {"resourceVersion": str(self.version)}})
         name = found["metadata"]["name"]
         if kind == "DELETED":
             del self.objects[plural][name]
         else:
             self.objects[plural][name] = found
-        change = Change(self.version, kind, plural, found, before)
+        change = Change(kind, plural, found, before)
         self.history.append(change)
         self.changed.set()
         self.changed = anyio.Event()
@@ -101,20 +112,18 @@ class Store:
         return (datetime.now(UTC) + self.ahead).strftime("%Y-%m-%dT%H:%M:%SZ")
 
     def get(self, plural: str, name: str) -> Json:
-        try:
-            return self.objects[plural][name]
-        except KeyError:
-            raise HTTPException(404, f'{plural} "{name}" not found') from None
+        if name not in self.objects[plural]:
+            raise HTTPException(404, f'{plural} "{name}" not found')
+        return self.objects[plural][name]
 
     def add(self, plural: str, body: Json) -> Json:
-        kind, version = KINDS[plural]
-        name = body["metadata"]["name"]
-        if (body.get("kind"), body.get("apiVersion")) != (kind, version):
-            raise HTTPException(400, f"the object is no {kind} of {version}")
+        name, rows = body["metadata"]["name"], self.objects[plural]
+        if (body.get("kind"), body.get("apiVersion")) != KINDS[plural]:
+            raise HTTPException(400, f"the object is none of {KINDS[plural]}")
         _check(body)
-        if name in self.objects[plural]:
+        if name in rows:
             raise HTTPException(409, f'{plural} "{name}" already exists')
-        if plural == self.limited and len(self.objects[plural]) >= self.quota:
+        if plural == self.limited and len(rows) >= self.quota:
             what = f"exceeded quota: q, limited: {plural}={self.quota}"
             raise HTTPException(403, f'{plural} "{name}" is forbidden: {what}')
         found = deepcopy(body)
@@ -122,37 +131,24 @@ class Store:
         found["metadata"] |= {"uid": str(uuid.uuid4()), **told}
         if plural == "pods":
             default_pod(found)
-        return self._note("ADDED", plural, found, None)
+        return self._note("ADDED", plural, found, {})
 
-    def patch(self, plural: str, name: str, news: Json | list[Json], also: str = "") -> Json:
+    def patch(self, resource: str, name: str, news: Json | list[Json]) -> Json:
         """Change an object as somebody with kubectl does."""
-        found = merged = self.get(plural, name)
-        for each in news if isinstance(news, list) else [news]:
-            if isinstance(news, list):
-                assert each["op"] == "add"
-                *keys, last = each["path"].split("/")[1:]
-                for value in (None, each["value"]):
-                    merged = merge(
-                        merged, reduce(lambda told, key: {key: told}, keys[::-1], {last: value})
-                    )
-            else:
-                merged = merge(merged, each)
+        plural = resource.partition("/")[0]
+        found = self.get(plural, name)
+        merged: Any = patched(news, found) if isinstance(news, list) else merge(found, news)
         before, spec = found.get("spec", {}), merged.get("spec", {})
-        for key in before.keys() | spec.keys():
-            is_fixed = plural in _MUTABLE and key not in {*_MUTABLE[plural], also}
-            if is_fixed and spec.get(key) != before.get(key):
-                raise HTTPException(422, f"spec.{key} is immutable")
-        bare = {key: merged[key] for key in merged.keys() - {"metadata", "status"}}
-        _check({**bare, "metadata": {"name": name}})
-        return self._put(plural, found, merged)
+        changed = {key for key in {**before, **spec} if before.get(key) != spec.get(key)}
+        if fixed := changed - _MUTABLE.get(resource, changed):
+            raise HTTPException(422, f"spec is immutable: {fixed}")
+        _check(merged)
+        return self._note("MODIFIED", plural, merged, found)
 
     def set(self, plural: str, name: str, news: Json) -> None:
         """Change whatever of an object, if it is there: a status, or how it was placed."""
         if found := self.objects[plural].get(name):
-            self._put(plural, found, merge(found, news))
-
-    def _put(self, plural: str, found: Json, merged: Json) -> Json:
-        return found if merged == found else self._note("MODIFIED", plural, merged, found)
+            self._note("MODIFIED", plural, merge(found, news), found)
 
     def delete(self, plural: str, name: str, *, last: bool = False) -> Json:
         """Delete an object, or begin to: see `_GRACEFUL`. `last`: what it owns goes before it."""
@@ -180,32 +176,25 @@ class Store:
         rows, after = self.objects[plural], query.get("continue", "")
         names = sorted(name for name in rows if name > after)
         found = (rows[name] for name in names if selects(query, rows[name]))
-        most = min(int(query.get("limit", "500")), self.chunk)
-        *chosen, following = *islice(found, most), next(found, None)
-        more = {"continue": chosen[-1]["metadata"]["name"]} if following else {}
-        kind, version = KINDS[plural]
-        metadata = {"resourceVersion": str(self.version), **more}
-        told = {"kind": f"{kind}List", "apiVersion": version, "metadata": metadata}
-        return {**told, "items": chosen}
+        chosen = [*islice(found, min(int(query["limit"]), self.chunk))]
+        more = {"continue": chosen[-1]["metadata"]["name"]} if next(found, None) else {}
+        return {"metadata": {"resourceVersion": str(self.version), **more}, "items": chosen}
 
-    async def watch(self, plural: str, query: Mapping[str, str]) -> AsyncGenerator[Json]:
-        seen = int(query.get("resourceVersion") or 0)
-        if seen < self.oldest:
-            status = {"kind": "Status", "code": 410, "message": "too old resource version"}
-            yield {"type": "ERROR", "object": status}
+    async def watch(self, plural: str, query: Mapping[str, str]) -> AsyncGenerator[str]:
+        """Yield events as lines of JSON."""
+        if (seen := int(query["resourceVersion"])) < self.oldest:
+            yield _line("ERROR", {"code": 410, "message": "too old resource version"})
             return
-        with anyio.move_on_after(min(float(query.get("timeoutSeconds", "3000")), self.watch_s)):
+        with anyio.move_on_after(self.watch_s):
             while True:
-                changed = self.changed
-                start = bisect_right(self.history, seen, key=lambda change: change.version)
-                for change in self.history[start:]:
-                    seen = change.version
+                changed, seen = self.changed, max(seen, self.oldest)
+                for change in self.history[seen - self.oldest :]:
+                    seen += 1
                     if change.plural == plural and (kind := change.seen_by(query)):
-                        yield {"type": kind, "object": change.found}
+                        yield _line(kind, change.found)
                 await changed.wait()
         if self.bookmarks and query.get("allowWatchBookmarks") == "true":
-            metadata = {"resourceVersion": str(self.version)}
-            yield {"type": "BOOKMARK", "object": {"kind": KINDS[plural][0], "metadata": metadata}}
+            yield _line("BOOKMARK", {"metadata": {"resourceVersion": str(self.version)}})
 
     def compact(self) -> None:
         """Forget old versions: watches that begin at them are told so."""
@@ -213,34 +202,30 @@ class Store:
         self.history.clear()
 
 
+def _line(event: str, found: Json) -> str:
+    return json.dumps({"type": event, "object": found}) + "\n"
+
+
 def _check(body: Json) -> None:
-    if why := schema.find_error(body):
+    if why := schema.find_error({key: body[key] for key in body.keys() - {"status"}}):
         raise HTTPException(422, f'{body["kind"]} "{body["metadata"]["name"]}" is invalid: {why}')
 
 
 def merge(found: Any, news: Any) -> Any:
     """Return an object after a merge patch."""
     if not isinstance(news, dict):
-        return deepcopy(news)
+        return news
     merged = dict(found) if isinstance(found, dict) else {}
-    for key, value in news.items():
-        if value is None:
-            merged.pop(key, None)
-        else:
-            merged[key] = merge(merged.get(key), value)
-    return merged
+    merged |= {key: merge(merged.get(key), value) for key, value in news.items()}
+    return {key: value for key, value in merged.items() if value is not None}
 
 
 def selects(query: Mapping[str, str], found: Json) -> bool:
     """Return whether an object is what the selectors of a request name."""
     labels, fields = (_terms(query.get(kind, "")) for kind in ("labelSelector", "fieldSelector"))
     own = found["metadata"].get("labels", {})
-    values: dict[str, Any] = {path: reduce(_get, path.split("."), found) for path in fields}
+    values: Json = {path: reduce(operator.getitem, path.split("."), found) for path in fields}
     return labels.items() <= own.items() and values == fields
-
-
-def _get(found: Json, key: str) -> Any:
-    return found.get(key, {})
 
 
 @cache
@@ -253,7 +238,6 @@ def default_pod(pod: Json) -> None:
     spec = pod["spec"]
     spec.update(schedulerName="default-scheduler", serviceAccountName="default", priority=0)
     spec.update(preemptionPolicy="PreemptLowerPriority", serviceAccount="default")
-    spec.setdefault("dnsPolicy", "ClusterFirst")
     for key in ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"):
         often = {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 300}
         spec.setdefault("tolerations", []).append(often)

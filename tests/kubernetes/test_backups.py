@@ -43,7 +43,7 @@ async def test_what_was_saved_is_in_the_next_pod(kind: str, fake: Cluster, data_
         assert len(fake.names("pods")) == 1
         assert not fake.names("persistentvolumeclaims")
         await manager.stop(CHAT)
-        await anyio.to_thread.run_sync(fake.wait_until_empty)
+        await fake.until(fake.is_empty)
         session = await manager.session(CHAT)
         assert (await session.exec("cat file ~/note")).stdout == "saved\nhome\n"
         assert len(fake.names("pods")) == 1
@@ -128,7 +128,7 @@ async def test_a_paused_chat_is_saved_and_comes_back(
         session = await manager.session(CHAT)
         await session.exec("echo kept > file")
         await manager.pause(CHAT)
-        await anyio.to_thread.run_sync(fake.wait_until_empty)
+        await fake.until(fake.is_empty)
         await manager.resume(CHAT)
         assert (await session.exec("cat file")).stdout == "kept\n"
 
@@ -171,9 +171,7 @@ async def test_a_new_chat_gets_a_warm_sandbox_and_the_pool_another(
         seen = await session.exec("cat /opt/skills/pdf/SKILL.md; touch /opt/skills/new")
         assert (seen.stdout, "Read-only file system" in seen.stderr) == ("text", True)
         await manager.stop(CHAT)
-        with anyio.fail_after(20):
-            while fake.names("sandboxclaims") or fake.names("pods") in ([], [warm]):
-                await anyio.sleep(0.02)
+        await fake.until(lambda: not fake.names("sandboxclaims") and {*fake.names("pods")} - {warm})
         session = await manager.session(CHAT)
         assert (await session.exec("cat file")).stdout == "here\n"
 
@@ -269,7 +267,7 @@ async def test_a_warm_sandbox_that_somebody_weakened_is_ended(
         session = await manager.session(CHAT)
         with pytest.raises(InsecureSandbox, match="hostNetwork"):
             await session.exec("true")
-        await anyio.to_thread.run_sync(fake.wait_until_empty)
+        await fake.until(fake.is_empty)
         assert not fake.names("sandboxclaims")
 
 

@@ -2,7 +2,7 @@
 
 import json
 import subprocess
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from copy import deepcopy
 from dataclasses import replace
@@ -50,15 +50,6 @@ async def backend_on(data_root: Path) -> AsyncGenerator[KubernetesBackend]:
 def pod_of(fake: Cluster) -> str:
     (name,) = fake.names("pods")
     return name
-
-
-async def until(fake: Cluster, settled: Callable[[], bool]) -> None:
-    async def wait() -> None:
-        with anyio.fail_after(20):
-            while not settled():
-                await fake.store.changed.wait()
-
-    await anyio.to_thread.run_sync(fake.do, wait)
 
 
 async def saved_and_changed(manager: SessionManager) -> Session:
@@ -167,7 +158,7 @@ async def test_a_chat_whose_claim_is_lost_goes_on_from_its_backup(
         else:
             fake.delete("pods", name)
             fake.delete("persistentvolumeclaims", name)
-        await anyio.to_thread.run_sync(fake.wait_until_empty)
+        await fake.until(fake.is_empty)
         with suppress(SandboxGone):
             await session.exec("true")
         assert (await session.exec("cat file")).stdout == "saved\n"
@@ -184,7 +175,7 @@ async def test_a_volume_that_was_lost_while_nothing_ran_is_not_taken_for_the_cha
         fake.store.ahead = timedelta(minutes=5)
         (claim,) = fake.store.objects["persistentvolumeclaims"].values()
         fake.delete("persistentvolumeclaims", claim["metadata"]["name"])
-        await until(fake, lambda: claim["metadata"]["uid"] not in json.dumps(fake.store.objects))
+        await fake.until(lambda: claim["metadata"]["uid"] not in json.dumps(fake.store.objects))
         assert (await session.exec("cat file")).stdout == "later\n"
 
 
@@ -199,7 +190,7 @@ async def test_a_sandbox_that_was_deleted_without_what_it_owns_is_made_again_on_
             fake.do(fake.store.set, plural, each, {"metadata": {"ownerReferences": None}})
         fake.delete("sandboxes", name)
         assert (await session.exec("cat file")).stdout == "later\n"
-    await until(fake, lambda: not fake.names("pods"))
+    await fake.until(lambda: not fake.names("pods"))
     async with open_manager(in_cluster(data_root)) as manager:
         assert (await (await manager.session(CHAT)).exec("cat file")).stdout == "later\n"
         assert len(fake.names("pods")) == len(fake.names("persistentvolumeclaims")) == 1
@@ -212,7 +203,7 @@ async def test_a_volume_that_somebody_deletes_while_it_is_used_is_saved_before_i
         session = await saved_and_changed(manager)
         fake.delete("persistentvolumeclaims", pod_of(fake))
         assert (await session.exec("cat file")).stdout == "later\n"
-    await anyio.to_thread.run_sync(fake.wait_until_empty)
+    await fake.until(fake.is_empty)
     async with open_manager(in_cluster(data_root)) as manager:
         assert (await (await manager.session(CHAT)).exec("cat file")).stdout == "later\n"
 
@@ -385,11 +376,11 @@ async def test_a_watch_that_ends_or_is_too_old_begins_anew(
 async def test_a_watch_that_a_proxy_cuts_amid_a_line_goes_on(
     fake: Cluster, data_root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def cut(plural: str, query: dict[str, str]) -> AsyncGenerator[bytes]:
+    async def cut(plural: str, query: Mapping[str, str]) -> AsyncGenerator[str]:
         monkeypatch.undo()
-        yield b'{"type": "MODIF'
+        yield '{"type": "MODIF'
 
-    monkeypatch.setattr(fake, "_events", cut)
+    monkeypatch.setattr(fake.store, "watch", cut)
     async with backend_on(data_root) as backend, made(backend, SPEC) as sandbox:
         fake.delete("pods", sandbox.id)
         assert await sandbox.ending(within_s=20) == "deleted"

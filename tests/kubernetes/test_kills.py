@@ -21,7 +21,6 @@ from tests.kubernetes.conftest import SetUp
 from tests.kubernetes.killed import CHAT
 from tests.kubernetes.store import Change, Json
 
-OWNERS = {"pods": "persistentvolumeclaims", "sandboxes": "sandboxes"}
 STEPS = [
     ("pods", "create", "persistentvolumeclaims added"),
     ("pods", "create", "pods added"),
@@ -45,9 +44,7 @@ USUAL_ONES = {("pods claimed", "next"), ("listening", "other")}
 
 
 def step_of(change: Change) -> str:
-    found, kind = change.found, change.kind.lower()
-    if kind == "modified" and "deletionTimestamp" in found["metadata"]:
-        kind = "ending"
+    found, kind = change.found, change.step.lower()
     if kind == "modified" and found.get("status", {}).get("phase") == "Running":
         kind = "ready"
     if kind == "modified" and found["spec"].get("operatingMode") == "Suspended":
@@ -122,7 +119,7 @@ async def test_a_server_killed_at_any_step_leaves_one_sandbox_with_its_files(
     async with open_backend("kubernetes", config) as backend:
         # The network has been tried: the pods that follow are the chat's.
         await backend.probe()
-    await anyio.to_thread.run_sync(fake.wait_until_empty)
+    await fake.until(fake.is_empty)
     await kill_at(fake, config, what, step)
     # Another data root's chat of the same namespace.
     other = {"name": "mcs-other", "labels": {"app": "mcp-sandbox", "mcp-sandbox.instance": "x"}}
@@ -137,15 +134,9 @@ async def test_a_server_killed_at_any_step_leaves_one_sandbox_with_its_files(
             assert len(fake.names("pods")) == 1
             assert len(fake.names("persistentvolumeclaims")) == 2
         await manager.remove(CHAT)
-        await anyio.to_thread.run_sync(fake.do, empty, fake)
+        await fake.until(lambda: len(fake.names("persistentvolumeclaims")) == 1)
+        assert not fake.names("pods")
         assert fake.names("persistentvolumeclaims") == ["mcs-other"]
-
-
-async def empty(fake: Cluster) -> None:
-    """Return once nothing is left of our data root."""
-    with anyio.fail_after(20):
-        while fake.names("pods") or len(fake.names("persistentvolumeclaims")) > 1:
-            await fake.store.changed.wait()
 
 
 def of_fleet(config: Config, redis: str, name: str) -> Config:
@@ -192,18 +183,12 @@ async def test_a_server_killed_while_it_adopts_a_warm_sandbox_leaves_one(
         (claim,) = fake.store.objects["sandboxclaims"].values()
         assert len(fake.store.owned_by(claim)) == 1
         await manager.remove(CHAT)
-        await anyio.to_thread.run_sync(fake.do, only_warm, fake)
+        # Nothing is left but what waits in the pool.
+        await fake.until(lambda: len(fake.names("pods")) == 2 and not fake.names("sandboxclaims"))
+        assert len(fake.names("sandboxes")) == 2
 
 
 async def is_here(session: Session) -> bool:
     with suppress(ChatElsewhere):
         return (await session.exec("true")).success
     return False
-
-
-async def only_warm(fake: Cluster) -> None:
-    """Return once nothing is left but what waits in the pool."""
-    with anyio.fail_after(20):
-        while len(fake.names("pods")) != 2 or fake.names("sandboxclaims"):
-            await fake.store.changed.wait()
-    assert len(fake.names("sandboxes")) == 2

@@ -79,7 +79,7 @@ async def test_an_expired_token_is_read_again_once_then_told(
 ) -> None:
     fake.token = "another"
     assert "its token has expired" in str(await refusal(data_root))
-    asked = [path for _, path in fake.requests if path == "/apis/agents.x-k8s.io"]
+    asked = [path for path in fake.requests if path == "/apis/agents.x-k8s.io"]
     assert len(asked) == 2
 
 
@@ -110,14 +110,14 @@ async def test_an_image_that_no_node_finds_is_named(fake: Cluster, data_root: Pa
     error = await refusal(data_root, image="mcp-sandbox/none:none")
     assert isinstance(error, ImageMissing)
     assert "mcp-sandbox/none:none" in str(error)
-    fake.wait_until_empty()
+    await fake.until(fake.is_empty)
 
 
 async def test_an_image_without_our_runner_runs_nothing(fake: Cluster, data_root: Path) -> None:
     error = await refusal(data_root, image="mcp-sandbox/debian:trixie")
     assert isinstance(error, ImageMissing)
     assert "another version of the runner, or none" in str(error)
-    fake.wait_until_empty()
+    await fake.until(fake.is_empty)
 
 
 async def test_objects_that_are_too_old_are_refused_in_words(
@@ -229,9 +229,7 @@ async def test_what_a_server_left_that_was_killed_in_its_trial_goes(
         await try_network("first")
     (left,) = (name for name in fake.names("pods") if name.startswith("mcs-probe-"))
     await try_network("second")
-    with anyio.fail_after(20):
-        while left in fake.names("pods"):
-            await anyio.sleep(0.05)
+    await fake.until(lambda: left not in fake.names("pods"))
 
 
 async def test_a_cluster_without_policies_gives_no_sandbox(fake: Cluster, data_root: Path) -> None:
@@ -240,7 +238,7 @@ async def test_a_cluster_without_policies_gives_no_sandbox(fake: Cluster, data_r
     error = await refusal(data_root)
     assert isinstance(error, InsecureSandbox)
     assert "does not enforce NetworkPolicies" in str(error)
-    fake.wait_until_empty()
+    await fake.until(fake.is_empty)
 
 
 @pytest.mark.parametrize(

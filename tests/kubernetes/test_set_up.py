@@ -119,7 +119,7 @@ async def test_doctor_runs_code_in_a_pod_and_leaves_nothing(fake: Cluster, tmp_p
     assert (
         "uid 10001, no capabilities, the runtime's default seccomp" in of(found, "isolation").found
     )
-    fake.wait_until_empty()
+    await fake.until(fake.is_empty)
     told = await examine_cluster(config)
     assert of(told, "rights").status == "ok"
     assert of(told, "system calls").status == "warn"
@@ -152,7 +152,7 @@ async def test_an_attack_breaks_through_system_calls_alone_and_leaves_nothing(
     found = await attack(in_cluster(tmp_path), lambda _: None)
     broken = {each.group for each in found.results if each.verdict == "BROKEN"}
     assert broken == {"system calls"}
-    fake.wait_until_empty()
+    await fake.until(fake.is_empty)
 
 
 @pytest.mark.whole
@@ -164,7 +164,7 @@ async def test_the_demo_runs_in_a_cluster_and_leaves_nothing(
         monkeypatch.setenv(f"MCP_SANDBOX_STORAGE__{name.upper()}", getattr(config.storage, name))
     await show(config, Console(file=printed), None, keep=False)
     assert "nothing was left running" in printed.getvalue()
-    fake.wait_until_empty()
+    await fake.until(fake.is_empty)
 
 
 async def test_doctor_says_that_policies_are_not_enforced(fake: Cluster, tmp_path: Path) -> None:
