@@ -68,13 +68,10 @@ def set_up(fake: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
                 else:
                     fake.do(fake.store.add, plural, each)
 
-    def ready() -> list[str]:
-        pods = fake.store.objects["pods"].values()
-        return [each["metadata"]["name"] for each in pods if each["status"].get("podIP")]
-
     async def set_up(config: Config, warm: int = 0) -> list[str]:
         await anyio.to_thread.run_sync(apply, config, warm)
-        await fake.until(lambda: len(ready()) >= warm)
-        return ready()
+        pools, name = fake.store.objects["sandboxwarmpools"], config.kubernetes.warm_pool
+        await fake.until(lambda: pools[name].get("status", {}).get("readyReplicas", 0) >= warm)
+        return fake.names("pods")
 
     return set_up

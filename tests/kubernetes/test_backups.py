@@ -201,7 +201,7 @@ async def test_allowed_hosts_are_reached_by_certificates_that_servers_of_one_key
             session = await manager.session(CHAT)
             assert (await session.exec(ask)).success
             before = shown()
-            await set_up(config, 2)
+            await set_up(config, 1)
             async with open_manager(sharing("KEY", "b")) as second:
                 assert (await (await second.session(ChatId("tester", "other"))).exec(ask)).success
             (_, claim) = fake.store.objects["sandboxclaims"].values()
