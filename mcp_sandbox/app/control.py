@@ -68,7 +68,7 @@ async def _find_chat(control: Control, scope: Scope, body: bytes) -> ChatId | No
     user, path = scope[CALLER].user, scope["path"]
     with suppress(ValueError, TypeError, KeyError, AttributeError):
         if path.endswith(("/prepare", "/prepare-invoke")):
-            return ChatId(user, json.loads(body)["chatSessionId"])
+            return control.remember(ChatId(user, json.loads(body)["chatSessionId"]))
         if path.startswith("/api/agent/"):
             given = json.loads(body)
             if given.get("sandbox_mode", "cloud") != "cloud":

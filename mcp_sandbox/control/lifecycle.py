@@ -188,6 +188,11 @@ class Control:
             self._chats |= {(row.chat.user, row.id): row.chat for row in rows}
         return self._chats.get((user, session_id))
 
+    def remember(self, chat: ChatId) -> ChatId:
+        """Know a chat by the id of its session from now on, though its record may be lost."""
+        self._chats[chat.user, name_session(chat)] = chat
+        return chat
+
     def take_turn(self, chat: ChatId) -> anyio.Lock:
         """Return the lock of a chat: one request after the other makes or ends its sandbox."""
         return self._turns.setdefault(chat, anyio.Lock())
@@ -202,7 +207,7 @@ class Control:
 
     async def make(self, chat: ChatId, spec: AssistantSpec | None, project: str | None) -> None:
         """Begin to make the sandbox of a chat, unless that is under way. Needs the turn."""
-        self._chats[chat.user, name_session(chat)] = chat
+        self.remember(chat)
         if chat in self._making:
             return
         manager = await self.manager()

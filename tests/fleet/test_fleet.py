@@ -288,6 +288,10 @@ async def _was_just_renewed(two: Fleet, chat: str) -> bool:
     return int(await two.asked("PTTL", f"lease:ada/{chat}")) > 1000 * (LEASE_S - 0.1)
 
 
+async def _uses_redis(machine: Machine) -> bool:
+    return (await machine.ask("GET", "sandbox")).status_code == 200
+
+
 async def _ticks(machine: Machine, chat: str) -> bool:
     return (machine.files(chat) / "tick").exists()
 
@@ -300,11 +304,14 @@ async def test_a_redis_that_comes_back_empty_moves_no_chat(two: Fleet) -> None:
         await eventually(partial(_ticks, two.a, "empty"))
         two.redis.strike()
         await to_thread.run_sync(two.redis.start)
+        await eventually(partial(two.asked, "GET", "chat:ada/empty"))
+        await eventually(partial(_uses_redis, two.b))
         # Whoever had nothing waits; that the chat was at `a` is known again before.
         assert (await two.b.prepare("empty"))["id"] == session["id"]
+        # A server has its lease again a moment before its record.
+        await two.asked("DEL", "chat:ada/empty")
         assert await two.b.run(session["id"], "echo waited") == "waited\n"
         assert await two.has("empty") == "a"
-        assert await two.asked("GET", "chat:ada/empty")
         assert told == []
         await two.a.ask("POST", f"sandbox/{session['id']}/terminate")
     assert not two.b.files("empty").exists()
