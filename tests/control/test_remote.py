@@ -103,14 +103,15 @@ async def test_who_disconnects_leaves_all_running(tmp_path: Path) -> None:
         await api.exec("true")
         async with RemoteSandbox(api.url) as sandbox:
             await sandbox.wait_and_connect(_WARM)
-            begun = await sandbox.run_command("echo up; sleep 1000", until="up")
+            begun = await sandbox.run_command("echo $$ up; exec sleep 1000", until="up")
+            alive = f"kill -0 {begun.stdout.split()[0]}"
             await sandbox.disconnect()
             with pytest.raises(InvalidArgument, match="not connected"):
                 await sandbox.run_command("true")
             await sandbox.connect_to("work", "unsafe-local")
             assert begun.process
-            assert (await sandbox.run_command("pgrep -x sleep")).exit_code == 0
-        assert await api.stdout("pgrep -x sleep") != ""
+            assert (await sandbox.run_command(alive)).exit_code == 0
+        assert await api.stdout(f"{alive} && echo yes") == "yes\n"
 
 
 async def test_a_run_without_a_sandbox_says_so_at_each_call() -> None:
