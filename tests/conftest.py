@@ -76,8 +76,15 @@ NOT_IN_PODS = {
     "test_a_workspace_that_became_a_link_is_refused",
     "test_a_bomb_of_empty_files_is_stopped",
     "test_who_takes_the_port_inside_harms_its_own_chat_until_it_leaves_it",
-    # It kills the relay, too; the next call connects again.
+    "test_one_that_hangs_is_given_up_and_replaced",
+    "test_one_of_other_settings_that_hangs_is_replaced",
+    # They kill or stop the relay, too; the next call connects again.
     "test_signals_to_the_runner_and_its_workers",
+    "test_killing_everything_spares_the_tools",
+    "test_killing_everything_again_and_again_is_told_as_it_was",
+    "test_who_kills_everything_keeps_the_memory_of_before_and_is_told",
+    "test_what_user_code_kills_under_a_process_is_never_a_false_success",
+    "test_what_user_code_has_stopped_of_ours_goes_on",
     "test_a_sandbox_that_dies_under_a_run_is_told_and_the_next_has_its_files",
 }
 

@@ -10,8 +10,10 @@ from typing import Any
 
 import anyio
 
+from mcp_sandbox.app.chats import open_backend
 from mcp_sandbox.backends.base import Backend, Sandbox
-from mcp_sandbox.models import Mount, SandboxSpec
+from mcp_sandbox.config import Config
+from mcp_sandbox.models import Mount, SandboxInfo, SandboxSpec
 from mcp_sandbox.runtime.channel import Channel
 from mcp_sandbox.runtime.runtime import Runtime
 
@@ -61,6 +63,16 @@ async def say(backend: Backend, spec: SandboxSpec, command: str) -> str:
             result = await runtime.exec(command, timeout_s=40)
             assert not result.timed_out
             return result.stdout + result.stderr
+
+
+async def chats_running(config: Config) -> list[SandboxInfo]:
+    """The sandboxes of chats; a daemon may have others waiting."""
+    assert config.backend != "auto"
+    async with open_backend(config.backend, config) as backend:
+        found = [info for info in await backend.running() if "chat" in info.labels]
+        # Where a paused one keeps its files, it costs nothing but these.
+        rests = "paused" if backend.keeps_paused_files else ""
+        return [info for info in found if info.state != rests]
 
 
 def left(data_root: Path, sandbox_id: str = "mcs-") -> list[str]:

@@ -30,7 +30,7 @@ async def sandbox(backend: Backend, tmp_path: Path) -> AsyncGenerator[Sandbox]:
 
 async def gone(backend: Backend) -> None:
     with anyio.fail_after(30):
-        while await backend.running():
+        while any(row.state == "running" for row in await backend.running()):
             await anyio.sleep(0.02)
 
 
@@ -54,8 +54,9 @@ async def test_the_only_user_may_end_it_and_nothing_is_left(
         with pytest.raises(SandboxGone):
             await runtime.exec("true")
     await gone(backend)
-    with pytest.raises(SandboxGone):
-        await backend.attach(sandbox.id)
+    if not backend.keeps_paused_files:
+        with pytest.raises(SandboxGone):
+            await backend.attach(sandbox.id)
 
 
 async def test_it_does_not_end_under_another_server(sandbox: Sandbox) -> None:

@@ -14,14 +14,13 @@ from mcp_sandbox.sessions.chat_records import ChatRecords
 from mcp_sandbox.sessions.manager import SessionManager
 from mcp_sandbox.sessions.session import Session
 from mcp_sandbox.sessions.settings import SessionSettings
+from tests.backends.live import chats_running
 from tests.contract.conftest import CHAT
 
 
 async def running(config: Config) -> list[str]:
     """The chats that have a sandbox, as the backend tells it."""
-    assert config.backend != "auto"
-    async with open_backend(config.backend, config) as backend:
-        return sorted(info.labels["chat"] for info in await backend.running())
+    return sorted(info.labels["chat"] for info in await chats_running(config))
 
 
 async def test_eight_callers_of_one_chat_share_one_sandbox(

@@ -15,28 +15,22 @@ import pytest
 from anyio.abc import Process
 from anyio.streams.text import TextReceiveStream
 
-from mcp_sandbox.app.chats import open_backend, open_manager
+from mcp_sandbox.app.chats import open_manager
 from mcp_sandbox.config import Config
 from mcp_sandbox.errors import SandboxGone
-from mcp_sandbox.models import ChatId, SandboxInfo
+from mcp_sandbox.models import ChatId
 from mcp_sandbox.runtime import channel
 from mcp_sandbox.sessions.manager import SessionManager
-from tests.backends.live import state_of
+from mcp_sandbox.sessions.settings import SPEC
+from tests.backends.live import chats_running, state_of
 
 CHAT = ChatId("tester", "shared")
 ROOT = Path(__file__).parents[2]
 
 
-async def running(config: Config) -> list[SandboxInfo]:
-    """The sandboxes of chats; a daemon may have others waiting."""
-    assert config.backend != "auto"
-    async with open_backend(config.backend, config) as backend:
-        return [info for info in await backend.running() if "chat" in info.labels]
-
-
 async def none_runs(config: Config) -> None:
     with anyio.fail_after(40):
-        while await running(config):
+        while await chats_running(config):
             await anyio.sleep(0.02)
 
 
@@ -54,7 +48,7 @@ async def test_two_servers_share_a_sandbox_that_ends_with_the_last_of_them(confi
         async with open_manager(config) as second:
             theirs = await second.session(CHAT)
             assert (await theirs.exec("kill -0 $(cat pid) && echo alive")).stdout == "alive\n"
-            assert len(await running(config)) == 1
+            assert len(await chats_running(config)) == 1
         assert (await mine.exec("kill -0 $(cat pid) && echo alive")).stdout == "alive\n"
         assert await mine.take_notices() == []
     await none_runs(config)
@@ -80,7 +74,7 @@ async def test_one_that_resets_takes_the_sandbox_from_the_others(config: Config)
             await theirs.exec("true")
         assert (await theirs.exec("ls; echo new > file")).stdout == ""
         assert (await mine.exec("cat file")).stdout == "new\n"
-        assert len(await running(config)) == 1
+        assert len(await chats_running(config)) == 1
 
 
 async def test_a_call_of_another_server_keeps_it(config: Config) -> None:
@@ -140,7 +134,7 @@ async def test_two_processes_with_eight_tasks_each_open_one_sandbox(
                 said.append(json.loads(line))
             assert [answers for _, answers in said] == [["ok\n"] * 8] * 2
             assert said[0][0] == said[1][0]
-            (info,) = await running(config)
+            (info,) = await chats_running(config)
             assert info.id == said[0][0]
     await none_runs(config)
 
@@ -160,7 +154,7 @@ async def test_a_killed_server_takes_nothing_from_the_other(
                 other.kill()
                 await other.wait()
             assert (await mine.exec("kill -0 $(cat pid) && echo alive")).stdout == "alive\n"
-            assert len(await running(config)) == 1
+            assert len(await chats_running(config)) == 1
 
 
 async def test_the_daemon_leaves_background_work_to_the_next_one(config: Config) -> None:
@@ -168,7 +162,7 @@ async def test_the_daemon_leaves_background_work_to_the_next_one(config: Config)
     async with daemon(config) as first:
         await (await first.session(CHAT)).exec("sleep 86388 & echo $! > pid")
         await (await first.session(quiet)).exec("true")
-    (left,) = await running(config)
+    (left,) = await chats_running(config)
     assert left.labels["chat"] == CHAT.chat
     async with daemon(config) as second:
         with anyio.fail_after(40):
@@ -177,7 +171,7 @@ async def test_the_daemon_leaves_background_work_to_the_next_one(config: Config)
         assert second.statistics().open == 1
         session = await second.session(CHAT)
         assert (await session.exec("kill -0 $(cat pid) && kill $(cat pid)")).success
-        assert [info.id for info in await running(config)] == [left.id]
+        assert [info.id for info in await chats_running(config)] == [left.id]
         assert await session.take_notices() == []
         with anyio.fail_after(10):
             while [row for row in await second.list() if row.background]:
@@ -189,16 +183,16 @@ async def test_a_handed_over_sandbox_goes_on_in_the_next_server(config: Config) 
     async with daemon(config) as first:
         await (await first.session(CHAT)).exec("true")
         await first.drain(1, hand_over=True)
-    (left,) = await running(config)
+    (left,) = await chats_running(config)
     async with daemon(config) as second:
         assert (await (await second.session(CHAT)).exec("true")).success
-        assert [info.id for info in await running(config)] == [left.id]
+        assert [info.id for info in await chats_running(config)] == [left.id]
 
 
 async def test_what_nobody_owns_is_removed_when_a_daemon_starts(config: Config) -> None:
     async with daemon(config) as first:
         await (await first.session(CHAT)).exec("sleep 86387 &")
-    assert len(await running(config)) == 1
+    assert len(await chats_running(config)) == 1
     await anyio.to_thread.run_sync(shutil.rmtree, config.data_dir / "sandbox" / "workspace")
     async with daemon(config):
         await none_runs(config)
@@ -210,7 +204,7 @@ async def test_a_chat_that_cannot_be_taken_over_leaves_the_others_to_the_daemon(
     async with daemon(config) as first:
         for name in ("a", "b"):
             await (await first.session(ChatId("tester", name))).exec("sleep 86375 &")
-    bad = (await running(config))[0].labels["chat"]
+    bad = (await chats_running(config))[0].labels["chat"]
     home = config.data_dir / "sandbox" / "home" / "tester" / f"chat-{bad}"
     await anyio.to_thread.run_sync(home.rename, home.with_name("away"))
     await anyio.to_thread.run_sync(home.touch)
@@ -231,21 +225,21 @@ async def test_one_that_shows_what_is_not_the_chats_any_more_is_replaced(config:
     await anyio.to_thread.run_sync(folder.rename, folder.with_name("elsewhere"))
     async with open_manager(config) as second:
         assert (await (await second.session(CHAT)).exec("ls")).stdout == ""
-        assert len(await running(config)) == 1
+        assert len(await chats_running(config)) == 1
 
 
 async def test_other_limits_mean_a_new_sandbox_with_the_same_files(config: Config) -> None:
     async with daemon(config) as first:
         # The bash that was forked for it has become the program when the call ends.
         await (await first.session(CHAT)).exec("echo kept > file; sleep 86385 & sleep 0.2")
-    (before,) = await running(config)
+    (before,) = await chats_running(config)
     limits = config.limits.model_copy(update={"open_files": 1024})
     async with daemon(config.model_copy(update={"limits": limits})) as second:
         session = await second.session(CHAT)
         result = await session.exec("cat file; ps -eo args | grep -c '[s]leep 86385'")
         assert result.stdout == "kept\n0\n"
-        (after,) = await running(config)
-        assert before.id != after.id
+        (after,) = await chats_running(config)
+        assert before.labels[SPEC] != after.labels[SPEC]
         (told,) = await session.take_notices()
         assert "settings" in told
         assert "sleep 86385" in told
@@ -265,14 +259,14 @@ async def test_other_limits_do_not_end_what_another_server_uses(config: Config) 
 async def test_what_is_lost_of_the_notes_is_found_by_the_labels(config: Config) -> None:
     async with daemon(config) as first:
         await (await first.session(CHAT)).exec("sleep 86383 & echo $! > pid")
-    (left,) = await running(config)
+    (left,) = await chats_running(config)
     note = config.data_dir / "sandbox" / "records" / CHAT.user / f"chat-{CHAT.chat}.json"
     other = json.loads(note.read_text()) | {"sandbox_id": "mcs-0123456789abcdef"}
     await anyio.to_thread.run_sync(note.write_text, json.dumps(other))
     async with open_manager(config) as second:
         session = await second.session(CHAT)
         assert (await session.exec("kill -0 $(cat pid) && echo alive")).stdout == "alive\n"
-        assert [info.id for info in await running(config)] == [left.id]
+        assert [info.id for info in await chats_running(config)] == [left.id]
 
 
 async def test_a_sandbox_is_used_also_where_it_cannot_be_noted(config: Config) -> None:
@@ -282,7 +276,7 @@ async def test_a_sandbox_is_used_also_where_it_cannot_be_noted(config: Config) -
     async with open_manager(config) as first, open_manager(config) as second:
         for manager in (first, second):
             assert (await (await manager.session(CHAT)).exec("echo ok")).stdout == "ok\n"
-        assert len(await running(config)) == 1
+        assert len(await chats_running(config)) == 1
     await none_runs(config)
 
 
