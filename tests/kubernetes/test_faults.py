@@ -373,6 +373,23 @@ async def test_a_watch_that_ends_or_is_too_old_begins_anew(
                 assert await sandbox.ending(within_s=20) == "deleted"
 
 
+async def test_a_watch_whose_token_has_expired_goes_on_with_the_next_one(
+    fake: Cluster, data_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake.store.watch_s, file = 0.2, tmp_path / "kubeconfig"
+    file.write_text(fake.kubeconfig().read_text())
+    monkeypatch.setenv("KUBECONFIG", str(file))
+    async with backend_on(data_root) as backend, made(backend, SPEC) as sandbox:
+        file.write_text(file.read_text().replace(fake.token, "another"))
+        fake.token, asked = "another", len(fake.requests)
+        with anyio.fail_after(20):
+            # Both watches have ended, and were refused.
+            while len(fake.requests) < asked + 2:
+                await anyio.sleep(0.05)
+        fake.delete("pods", sandbox.id)
+        assert await sandbox.ending(within_s=20) == "deleted"
+
+
 async def test_a_watch_that_a_proxy_cuts_amid_a_line_goes_on(
     fake: Cluster, data_root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

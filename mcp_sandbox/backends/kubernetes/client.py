@@ -148,12 +148,12 @@ class ApiServer:
                 why, asked_s = f"{type(exc).__name__} {exc}".strip(), 0.0
             else:
                 status, self._has_answered = response.status_code, True
-                if status == 401 and not renewed:
-                    renewed = True
-                    await self._renew()
-                    continue
                 if status != 429 and status < 500:
-                    raise self._explain(status, _message(response), _VERBS[method], path)
+                    error = self._explain(status, _message(response), _VERBS[method], path)
+                    if status != 401 or renewed:
+                        raise error
+                    renewed = True
+                    continue
                 why = f"{status} {_message(response)}"
                 asked_s = _seconds(response.headers.get("retry-after"))
             wait_s = min(wait_s * 2, _LONGEST_WAIT_S)
@@ -315,15 +315,12 @@ class ApiServer:
             event_hooks={"request": [name_server]},
         )
 
-    async def _renew(self) -> None:
-        """Read the credentials anew at the next request; what is open stays open."""
-        async with self._opening:
-            if self._http:
-                self._old.append(self._http)
-            self._http = None
-
     def _explain(self, status: int, message: str, verb: str, path: str) -> OperatorError:
         """Return the error for an answer."""
+        if status == 401 and self._http:
+            # Credentials are read anew for the next request; what is open stays open.
+            self._old.append(self._http)
+            self._http = None
         words, namespace = path.strip("/").split("/"), self._config.namespace
         inside = words[words.index(namespace) + 1 :] if namespace in words else words[-1:]
         kind = "/".join((inside[0], *inside[2:]))
