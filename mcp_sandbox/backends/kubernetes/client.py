@@ -8,7 +8,7 @@ import json
 import random
 import time
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,7 +33,7 @@ Json = dict[str, Any]
 Body = Mapping[str, Any] | list[Json]
 WebSocket = httpx_ws.AsyncWebSocketSession
 WEBSOCKET_ENDS = (httpx_ws.HTTPXWSException, httpx.HTTPError, ProtocolError, ExceptionGroup)
-PROTOCOLS = ["v5.channel.k8s.io", "v4.channel.k8s.io"]
+_PROTOCOLS = ["v5.channel.k8s.io", "v4.channel.k8s.io"]
 # What is no JSON was cut off by a proxy, or is a proxy's own.
 _CUT = (httpx.HTTPError, OSError, ValueError)
 _CALL_S = 30.0
@@ -247,18 +247,17 @@ class ApiServer:
         flags = [(name, "true") for name in ("stdin", "stdout", "stderr")]
         params = [*flags, ("container", container), *(("command", word) for word in command)]
         path = f"{self.path(POD, pod)}/exec"
-        opened: AbstractAsyncContextManager[WebSocket] = httpx_ws.aconnect_ws(
-            str(client.base_url.join(path)),
-            client,
-            subprotocols=PROTOCOLS,
-            max_message_size_bytes=_MESSAGE_BYTES,
-            queue_size=_MESSAGES,
-            keepalive_ping_interval_seconds=_PING_S,
-            params=params,
-            timeout=httpx.Timeout(_CALL_S, read=_CALL_S),
-        )
         try:
-            async with opened as websocket:
+            async with httpx_ws.aconnect_ws(
+                str(client.base_url.join(path)),
+                client,
+                subprotocols=_PROTOCOLS,
+                max_message_size_bytes=_MESSAGE_BYTES,
+                queue_size=_MESSAGES,
+                keepalive_ping_interval_seconds=_PING_S,
+                session_class=WebSocket,
+                params=params,
+            ) as websocket:
                 yield websocket
         except httpx_ws.WebSocketUpgradeError as exc:
             status = exc.response.status_code

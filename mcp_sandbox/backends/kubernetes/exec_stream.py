@@ -1,24 +1,17 @@
 """Byte streams to the runner over the WebSocket of an exec.
 
-The first byte of a message tells its channel: 0 input, 1 output, 2 errors, 3 how it ended; 255
-closes the channel in the next byte, which only version 5 of the protocol has.
+The first byte of a message tells its channel: 0 input, 1 output, 2 errors, 3 how it ended.
 """
 
 import anyio
 from anyio.abc import ByteStream, TaskGroup, TaskStatus
 
-from mcp_sandbox.backends.kubernetes.client import (
-    PROTOCOLS,
-    WEBSOCKET_ENDS,
-    ApiServer,
-    Refused,
-    WebSocket,
-)
+from mcp_sandbox.backends.kubernetes.client import WEBSOCKET_ENDS, ApiServer, Refused, WebSocket
 from mcp_sandbox.errors import SandboxGone
 
 # A pod, and one of its containers.
 Place = tuple[str, str]
-_INPUT, _OUTPUT, _ERRORS, _STATUS, _CLOSE = b"\x00", 1, 2, 3, b"\xff"
+_INPUT, _OUTPUT, _ERRORS, _STATUS = b"\x00", 1, 2, 3
 _CONNECTED = b"connected\n"
 _PIECE = 32 * 1024
 _MOST_COMPLAINT = 4096
@@ -66,11 +59,8 @@ class ExecStream(ByteStream):
             raise anyio.BrokenResourceError from exc
 
     async def send_eof(self) -> None:
-        if self._websocket.subprotocol == PROTOCOLS[0]:
-            await self._websocket.send_bytes(_CLOSE + _INPUT)
-        else:
-            # To close the whole stream is the nearest to it.
-            await self.aclose()
+        # Version 4 has no half-close: to close the whole stream is the nearest to it.
+        await self.aclose()
 
     async def aclose(self) -> None:
         self.closed.set()
