@@ -11,20 +11,21 @@ import yaml
 from mcp_sandbox.errors import ConfigError
 
 Json = dict[str, Any]
-# What the operator may add: where pods run and what they are called, not what they may do.
-_SPEC = (
+# Where pods run and what they are called, not what they may do: a cluster adds to these of its own
+# accord, and the operator may.
+_PLACED = (
     *("affinity", "hostUsers", "imagePullSecrets", "nodeSelector", "priorityClassName"),
-    *("runtimeClassName", "schedulerName", "tolerations", "topologySpreadConstraints"),
+    *("schedulerName", "tolerations", "topologySpreadConstraints"),
 )
+_SPEC = (*_PLACED, "runtimeClassName")
 _ALLOWED = re.compile(
     r"apiVersion|kind|metadata\.(labels|annotations)\.(?!app$|mcp-sandbox\.|agents\.x-k8s\.io/).+"
     rf"|spec\.({'|'.join(_SPEC)})\b.*"
 )
-# What a cluster adds to a pod of its own accord; anything else is a change.
+# What else a cluster adds; anything else is a change.
 _ADDED = re.compile(
-    r"spec\.(nodeName|schedulerName|serviceAccount(Name)?|priority(ClassName)?|preemptionPolicy"
-    r"|hostUsers|schedulingGroup)|spec\.(tolerations|nodeSelector|affinity|topologySpreadConstraints"
-    r"|imagePullSecrets|overhead|schedulingGates|resources|os)\b.*"
+    rf"spec\.({'|'.join(_PLACED)}|nodeName|serviceAccount(Name)?|priority|preemptionPolicy|overhead"
+    r"|schedulingG(roup|ates)|resources|os)\b.*"
     r"|spec\.(containers\[sandbox\]|ephemeralContainers\[skills\])\.(terminationMessage(Path|Policy)"
     r"|resizePolicy\b.*|resources\.(requests|limits)\.ephemeral-storage|volumeMounts\[.*\]\.recursiveReadOnly)"
 )
