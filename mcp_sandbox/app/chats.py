@@ -21,7 +21,7 @@ from anyio import to_thread
 from anyio.abc import TaskGroup, TaskStatus
 
 from mcp_sandbox import errors
-from mcp_sandbox.backends.base import Backend, NoopBackend
+from mcp_sandbox.backends.base import Backend, NoopBackend, Pooled
 from mcp_sandbox.backends.sandbox_records import boot_id, sandbox_user
 from mcp_sandbox.config import Config, FleetConfig, StorageConfig, load_config, own_folders
 from mcp_sandbox.durable import is_locked
@@ -266,7 +266,7 @@ def _check_sharing(config: Config, shared: bool) -> None:
 
 def _pool_size(backend: Backend, config: Config, for_many: bool) -> int:
     """Return how many sandboxes wait for new chats."""
-    if backend.holds_files:
+    if not isinstance(backend, Pooled):
         return 0
     if config.pool.size == "auto":
         return 1 if for_many and backend.name == "docker" else 0

@@ -93,9 +93,6 @@ class Backend(Protocol):
     async def attach(self, sandbox_id: models.SandboxId) -> Sandbox:
         """Find a running sandbox of any server; a paused one goes on. Raises SandboxGone."""
 
-    async def relabel(self, sandbox_id: models.SandboxId, labels: Mapping[str, str]) -> None:
-        """Give a sandbox other labels; raises SandboxGone, StorageUnavailable."""
-
     async def running(self) -> Sequence[models.SandboxInfo]:
         """Return the sandboxes of this data root."""
 
@@ -104,6 +101,14 @@ class Backend(Protocol):
 
         Raises BackendUnavailable if the engine or the kernel does not let go of it.
         """
+
+
+@runtime_checkable
+class Pooled(Backend, Protocol):
+    """A backend that can make sandboxes before their chats are known."""
+
+    async def relabel(self, sandbox_id: models.SandboxId, labels: Mapping[str, str]) -> None:
+        """Give a sandbox other labels; raises SandboxGone, StorageUnavailable."""
 
 
 class NoopBackend:
@@ -128,9 +133,6 @@ class NoopBackend:
     async def attach(self, sandbox_id: models.SandboxId) -> NoReturn:
         """Raise SandboxGone."""
         raise SandboxGone(f"there is no sandbox {sandbox_id}: backend noop has none")
-
-    async def relabel(self, sandbox_id: models.SandboxId, labels: Mapping[str, str]) -> None:  # noqa: ARG002
-        await self.attach(sandbox_id)
 
     async def running(self) -> Sequence[models.SandboxInfo]:
         return ()

@@ -12,6 +12,7 @@ from weakref import WeakValueDictionary
 import anyio
 from anyio.abc import TaskGroup, TaskStatus
 
+from mcp_sandbox.backends.base import Pooled
 from mcp_sandbox.errors import (
     ChatElsewhere,
     OperatorError,
@@ -120,6 +121,7 @@ class SessionManager:
         context, folder = self._context, self._pool_folder
         context.tasks, self._entered = tasks, True
         if folder:
+            assert isinstance(context.backend, Pooled)  # noqa: S101 - it holds no files
             context.pool = WarmPool(
                 context.backend, folder, context.settings, tasks, free=lambda: context.capacity.free
             )

@@ -12,6 +12,7 @@ from pathlib import Path
 import anyio
 
 from mcp_sandbox.app.chats import open_manager
+from mcp_sandbox.backends.base import Pooled
 from mcp_sandbox.config import PoolConfig, SessionsConfig
 from mcp_sandbox.models import ChatId, SandboxId
 from mcp_sandbox.sessions.manager import SessionManager
@@ -40,6 +41,7 @@ class Dying:
         """Look at each step that leaves a trace outside of this process."""
         pool.rename_new = self._rename  # type: ignore[assignment,attr-defined]
         backend = manager._context.backend
+        assert isinstance(backend, Pooled)
         relabel = backend.relabel
 
         async def watched(sandbox_id: SandboxId, labels: Mapping[str, str]) -> None:

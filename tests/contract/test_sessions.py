@@ -49,7 +49,6 @@ class SlowBackend:
         self.name = inner.name
         self.probe, self.attach = inner.probe, inner.attach
         self.running = inner.running
-        self.relabel = inner.relabel
         self.origin = inner.origin
         self.created = 0
         self.gate = anyio.Event()

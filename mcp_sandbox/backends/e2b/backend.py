@@ -168,14 +168,6 @@ class E2BBackend:
         token, facts = bytes.fromhex(secret), _facts(box.metadata)
         return E2BSandbox(box.id, token, facts, _labels(box.metadata), box, self._client)
 
-    async def relabel(
-        self,
-        sandbox_id: models.SandboxId,  # noqa: ARG002 - in any case
-        labels: Mapping[str, str],  # noqa: ARG002 - in any case
-    ) -> None:
-        """Raise BackendUnavailable: only a pool needs it, and what holds files has none."""
-        raise BackendUnavailable("E2B changes no metadata of a sandbox")
-
     async def running(self) -> Sequence[models.SandboxInfo]:
         return [
             models.SandboxInfo(sandbox_id, _labels(metadata), state)

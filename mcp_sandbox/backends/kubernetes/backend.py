@@ -221,14 +221,6 @@ class KubernetesBackend:
             if not owner.ending
         ]
 
-    async def relabel(self, sandbox_id: models.SandboxId, labels: Mapping[str, str]) -> None:
-        await self._open()
-        record = (await self._space.sandbox(sandbox_id)).annotations.get(RECORD, "")
-        news = {LABELS: self.renderer.note_labels(sandbox_id, record, labels)}
-        note = {"metadata": {"annotations": news}}
-        await self._api.patch(self._space.kind_of(sandbox_id), sandbox_id, note)
-        await self._space.wait_for(sandbox_id, lambda row: _read_labels(row) == labels)
-
     async def destroy(self, sandbox_id: models.SandboxId) -> None:
         await self._open()
         with anyio.CancelScope(shield=True):
@@ -251,6 +243,7 @@ class KubernetesBackend:
         """End the pod of a sandbox, and keep its files; False if they are in the pod alone."""
         if self.renderer.in_pod:
             return False
+        await self._space.sandbox(sandbox_id)
         if self._space.kind_of(sandbox_id) is SANDBOX:
             await self._api.patch(SANDBOX, sandbox_id, {"spec": {"operatingMode": "Suspended"}})
         await self._end_pod(sandbox_id, until_gone=False)
@@ -370,8 +363,11 @@ class KubernetesBackend:
         return weaker + [f"label {key} is changed" for key in own if labels.get(key) != own[key]]
 
     async def _end(self, name: models.SandboxId) -> None:
+        is_paused = False
         try:
-            if not await self.pause(name):
+            with suppress(SandboxGone):
+                is_paused = await self.pause(name)
+            if not is_paused:
                 # Else its controller makes another one from the same.
                 await self.destroy(name)
         except OperatorError as exc:

@@ -241,8 +241,10 @@ class SandboxLifecycle:
         assistant = read_assistant_spec(record)
         origin = await self._context.backend.origin(assistant.image)
         directories = await self._context.workspaces.open(self._chat)
-        now_s = self._context.use_times.clock().steady_s
-        labels = {"user": self._chat.user, "chat": self._chat.chat, STARTED: f"{now_s:.0f}"}
+        labels = {"user": self._chat.user, "chat": self._chat.chat}
+        if not self._context.backend.keeps_paused_files:
+            # Else it may go on at another machine, by another clock, and anew after each pause.
+            labels[STARTED] = f"{self._context.use_times.clock().steady_s:.0f}"
         spec = self._context.settings.spec(directories, labels, origin, shown.mounts, assistant)
         return DesiredSandbox(spec, directories, shown)
 
@@ -402,10 +404,7 @@ class SandboxLifecycle:
             await self.destroy(held)
             return
         await held.runtime.aclose()
-        # When it goes on its processes are new: its age counts from then.
-        labels = {name: value for name, value in held.sandbox.labels.items() if name != STARTED}
         try:
-            await self._context.backend.relabel(held.sandbox.id, labels)
             await held.sandbox.pause()
         except SandboxGone:
             # What keeps its files was deleted.

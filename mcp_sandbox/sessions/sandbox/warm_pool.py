@@ -19,7 +19,7 @@ import anyio
 from anyio import to_thread
 from anyio.abc import TaskGroup
 
-from mcp_sandbox.backends.base import Backend, Sandbox
+from mcp_sandbox.backends.base import Pooled, Sandbox
 from mcp_sandbox.errors import OperatorError, SandboxError, SandboxGone
 from mcp_sandbox.models import ChatId, SandboxId, SandboxSpec
 from mcp_sandbox.runtime.channel import Channel
@@ -60,7 +60,7 @@ class WarmPool:
 
     def __init__(
         self,
-        backend: Backend,
+        backend: Pooled,
         folder: PoolFolder,
         settings: SessionSettings,
         tasks: TaskGroup,
