@@ -105,7 +105,7 @@ class _BarePods:
         made = Made.of(SandboxSpec(()), self._image, runner_digest())
         versions = [version async for _, version in self._api.pages(POD)]
         began = time.perf_counter()
-        await self._api.post(VOLUME, self._render.owner(VOLUME, name, made, {}))
+        await self._api.post(VOLUME, self._render.owner(VOLUME, name, made))
         await self._api.post(POD, self._render.pod(name, made))
         async for event in self._api.watch(
             POD, versions[-1], fieldSelector=f"metadata.name={name}"

@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from subprocess import PIPE, Popen
 from typing import Any
@@ -86,7 +87,8 @@ async def _list(backend: KubernetesBackend) -> tuple[int, float, float]:
 async def _ended(backend: KubernetesBackend, pods: list[tuple[Any, str]]) -> float:
     """Return when the end of all these pods is known."""
     for name, uid in pods:
-        assert await backend.ending(name, uid, 60) == "evicted"
+        look = partial(backend.why_ended, name, uid)
+        assert await backend.space.until(look, 60) == "evicted"
     return time.monotonic()
 
 
@@ -119,7 +121,7 @@ async def _bodies(data_root: Path, chats: range) -> list[tuple[str, dict[str, An
             spec = _spec(f"chat-{number}")
             made = Made.of(spec, config.kubernetes.image, runner_digest())
             name = render.name(spec.labels)
-            claim = render.owner(VOLUME, name, made, spec.labels)
+            claim = render.owner(VOLUME, name, made)
             found += [("persistentvolumeclaims", claim), ("pods", render.pod(name, made))]
         return found
 

@@ -535,7 +535,7 @@ async def test_what_a_killed_server_had_begun_is_used_by_the_next(
         told = Made.of(SPEC, config.kubernetes.image, runner_digest())
         name = render.name(SPEC.labels)
         of = SANDBOX if kind == "sandboxes" else VOLUME
-        fake.do(fake.store.add, of.plural, render.owner(of, name, told, SPEC.labels))
+        fake.do(fake.store.add, of.plural, render.owner(of, name, told))
         async with open_manager(config) as manager:
             session = await manager.session(CHAT)
             assert (await session.exec("echo on > file; cat file")).stdout == "on\n"

@@ -324,14 +324,14 @@ def test_a_pod_that_came_out_otherwise_is_noticed(change: Weaken) -> None:
     assert find_weaker(pod["spec"], live["spec"])
 
 
-def test_the_seal_of_labels_stands_for_no_record() -> None:
+def test_what_is_noted_of_a_sandbox_cannot_be_put_elsewhere() -> None:
     render = Renderer(KubernetesConfig(), {}, b"key", 1)
-    made = Made("image:1", "", Limits(), "none", {"A": "b"}, 60)
-    notes = render.owner(VOLUME, "p", made, {"user": "u"})["metadata"]["annotations"]
-    seal, _, text = notes[LABELS].partition(" ")
+    made = Made("image:1", "", Limits(), "none", {"A": "b"}, 60, labels={"user": "u"})
+    notes = render.owner(VOLUME, "p", made)["metadata"]["annotations"]
     assert render.read("p", notes) == made
-    assert render.read_labels("p", notes) == text
-    assert render.read("p", {RECORD: notes[RECORD] + text, SEAL: seal}) is None
+    assert render.read("other", notes) is None
+    moved = {RECORD: notes[RECORD] + notes[LABELS], LABELS: "", SEAL: notes[SEAL]}
+    assert render.read("p", moved) is None
 
 
 @given(st.tuples(IDS, IDS), st.tuples(IDS, IDS))

@@ -5,7 +5,6 @@ a pod of the same name, or a pod alone. It is paused when its pod is gone and it
 attach to it starts a new pod on its files.
 """
 
-import json
 import logging
 import secrets
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -28,23 +27,18 @@ from mcp_sandbox.backends.kubernetes.exec_stream import (
 )
 from mcp_sandbox.backends.kubernetes.network import Network
 from mcp_sandbox.backends.kubernetes.objects import (
-    APP,
     CLAIM,
-    LABELS,
-    NETWORK,
     OWN,
-    RECORD,
     SANDBOX,
     VOLUME,
     WARM_POOL,
     WRITER,
-    Json,
     Made,
     Renderer,
     relay_command,
     skill_writer,
 )
-from mcp_sandbox.backends.kubernetes.verify import find_weaker, read_template
+from mcp_sandbox.backends.kubernetes.verify import read_template
 from mcp_sandbox.backends.kubernetes.watch import NEVER, WARM, Namespace, Row
 from mcp_sandbox.backends.runner_copy import runner_digest
 from mcp_sandbox.backends.sandbox_records import make_gone_error
@@ -68,8 +62,6 @@ _LISTENS_S = 3.0
 _CREATES_AT_ONCE = 8
 _GONE_S = 30.0
 _MOST_ENDED = 10_000
-# Pods are nearly all alike but for their names.
-_MOST_ALIKE = 100
 # How a program ends that is not our runner, or one of another version.
 _NOT_OURS = (1, 2)
 # Reasons of pods, and of their condition DisruptionTarget.
@@ -86,7 +78,6 @@ class KubernetesSandbox:
 
     id: models.SandboxId
     made: Made
-    labels: Mapping[str, str]
     backend: "KubernetesBackend" = field(repr=False)
     uid: str = ""
     first: ExecStream | None = field(default=None, repr=False)
@@ -99,18 +90,39 @@ class KubernetesSandbox:
     def facts(self) -> models.SandboxFacts:
         return self.backend.renderer.facts(self.made)
 
+    @property
+    def labels(self) -> Mapping[str, str]:
+        return self.made.labels
+
     async def open_channel(self) -> ByteStream:
         first, self.first = self.first, None
-        return first or await self.backend.connect(self.id, self.uid)
+        return first or await self.backend.relay(self.backend.space.pod(self.id, self.uid))
 
     async def pause(self) -> bool:
         return await self.backend.pause(self.id)
 
     async def show_skill(self, name: str, files: Mapping[str, bytes]) -> None:
-        await self.backend.show_skill(self, name, pack(files))
+        """Put a skill into a pod, by a container that begins with its first one."""
+        space = self.backend.space
+        find, within_s = partial(space.pod, self.id, self.uid), space.config.start_timeout
+        pod = find()
+        try:
+            if not pod.shows_skills:
+                news = {"spec": {"ephemeralContainers": [skill_writer(self.made)]}}
+                await space.api.patch(POD, f"{pod.name}/ephemeralcontainers", news)
+                await space.until(lambda: find().shows_skills, within_s)
+            at, command, given = (pod.name, WRITER), put_command(name), pack(files)
+            put = await open_exec(space.api, space.tasks, at, command, given, within_s)
+        except (Refused, ExecFailed) as exc:
+            raise BackendUnavailable(
+                f"the skill {name} cannot be put into the sandbox ({exc}): sandbox_reset gives it "
+                "another pod; if it goes on, see `kubectl describe pod`"
+            ) from exc
+        await put.aclose()
 
     async def ending(self, *, within_s: float = 0.0) -> models.Ending | None:
-        return await self.backend.ending(self.id, self.uid, within_s)
+        look = partial(self.backend.why_ended, self.id, self.uid)
+        return await self.backend.space.until(look, within_s)
 
 
 class KubernetesBackend:
@@ -123,7 +135,7 @@ class KubernetesBackend:
         self._config = namespace.config
         self.renderer = renderer
         self.keeps_paused_files = not renderer.in_pod
-        self._space = namespace
+        self.space = namespace
         self._api = namespace.api
         self._network = Network(namespace, renderer)
         self._creates = CapacityLimiter(_CREATES_AT_ONCE)
@@ -131,35 +143,33 @@ class KubernetesBackend:
         self._streams: dict[str, set[ExecStream]] = {}
         # Why pods were ended here, by uid.
         self._ended: dict[str, models.Ending] = {}
-        # Pods that were found to be as asked for, without their names, and their labels.
-        self._alike: dict[str, Json] = {}
+        namespace.notice = self._notice
 
     async def probe(self) -> str:
         version = (await self._api.call("GET", "/version")).get("gitVersion", "")
-        await self._open()
+        await self.space.open()
         await self._network.prepare("none")
-        kinds = " and ".join(kind.name for kind in self._space.owners)
+        kinds = " and ".join(kind.name for kind in self.space.owners)
         return f"Kubernetes {version} runs {self._config.image} as {kinds} objects"
 
     async def origin(self, image: str = "") -> str:
         made = Made(image or self._config.image, "", models.Limits(), "none", {}, 0)
-        runtime = self.renderer.template(made)["spec"].get("runtimeClassName")
         # A pod on a volume is made anew by other rules; files in a pod must be saved first.
-        rules = self.renderer.shape(made) if self.renderer.in_pod else runtime
+        rules = self.renderer.shape(made) if self.renderer.in_pod else ""
         return f"{made.image} {rules} {await to_thread.run_sync(runner_digest)}"
 
     async def create(self, spec: models.SandboxSpec) -> KubernetesSandbox:
-        await self._open()
+        await self.space.open()
         made = Made.of(spec, self._config.image, await to_thread.run_sync(runner_digest))
         made = replace(made, shape=self.renderer.shape(made))
         pooled = await self._is_pooled(made)
         name = self.renderer.name(spec.labels, WARM) if pooled else self.renderer.name(spec.labels)
-        kind = self._space.kind_of(name)
+        kind = self.space.kind_of(name)
         async with self._creates:
             await self._network.prepare(made.network, spec.mounts)
-            if await self._api.post(kind, self.renderer.owner(kind, name, made, spec.labels)):
+            if await self._api.post(kind, self.renderer.owner(kind, name, made)):
                 try:
-                    return await self._start(KubernetesSandbox(name, made, spec.labels, self))
+                    return await self._start(KubernetesSandbox(name, made, self))
                 except BaseException:
                     with anyio.CancelScope(shield=True), suppress(OperatorError):
                         await self.destroy(name)
@@ -172,20 +182,19 @@ class KubernetesBackend:
             return await self.create(spec)
 
     async def attach(self, sandbox_id: models.SandboxId) -> KubernetesSandbox:
-        await self._open()
-        owner = await self._space.sandbox(sandbox_id)
-        made = self.renderer.read(sandbox_id, owner.annotations)
-        if made is None or not owner.annotations[LABELS]:
+        await self.space.open()
+        made = (await self.space.sandbox(sandbox_id)).made
+        if made is None:
             raise BackendUnavailable(
                 f"somebody changed what is noted of sandbox {sandbox_id}, so it is kept apart with "
                 "its files: put its annotations back, or remove it with `kubectl delete`"
             )
-        pod = self._space.pods.get(sandbox_id)
-        sandbox = KubernetesSandbox(sandbox_id, made, _read_labels(owner), self)
+        pod = self.space.pods.get(sandbox_id)
+        sandbox = KubernetesSandbox(sandbox_id, made, self)
         try:
             if pod and pod.runs and not pod.weaker:
                 with suppress(NotListening):
-                    sandbox.first, sandbox.uid = await self._relay(pod, _LISTENS_S), pod.uid
+                    sandbox.first, sandbox.uid = await self.relay(pod, _LISTENS_S), pod.uid
                     return sandbox
             if not self.renderer.in_pod:
                 return await self._start_again(sandbox)
@@ -200,7 +209,7 @@ class KubernetesBackend:
         async with self._creates:
             await self._network.prepare(sandbox.made.network)
             await self._end_pod(sandbox.id)
-            if self._space.kind_of(sandbox.id) is SANDBOX:
+            if self.space.kind_of(sandbox.id) is SANDBOX:
                 template = self.renderer.template(sandbox.made, sandbox.id)
                 # In whole: what somebody has added must go.
                 news = {"podTemplate": template, "operatingMode": "Running"}.items()
@@ -209,91 +218,54 @@ class KubernetesBackend:
             return await self._start(sandbox)
 
     async def running(self) -> Sequence[models.SandboxInfo]:
-        await self._open()
-        pods = self._space.pods
+        await self.space.open()
+        pods = self.space.pods
         return [
             models.SandboxInfo(
                 models.SandboxId(owner.name),
-                _read_labels(owner),
+                owner.made.labels if owner.made else {},
                 "running" if (pod := pods.get(owner.name)) and not pod.has_ended else "paused",
             )
-            for owner in self._space.sandboxes
+            for owner in self.space.sandboxes
             if not owner.ending
         ]
 
     async def destroy(self, sandbox_id: models.SandboxId) -> None:
-        await self._open()
+        await self.space.open()
         with anyio.CancelScope(shield=True):
-            kind, pod = self._space.kind_of(sandbox_id), self._space.pods.get(sandbox_id)
-            is_gone = False
-            try:
-                await self._space.sandbox(sandbox_id)
-            except SandboxGone:
-                is_gone = True
+            kind, pod = self.space.kind_of(sandbox_id), self.space.pods.get(sandbox_id)
+            with suppress(SandboxGone):
+                await self.space.sandbox(sandbox_id)
             if pod:
                 self._note_end(pod.uid, "killed")
-            # First: a volume stays while a pod has it; it may have been deleted alone.
-            if pod if is_gone else kind is VOLUME:
-                await self._api.delete(POD, pod.name if pod else sandbox_id)
-            if not is_gone:
-                await self._api.delete(kind, sandbox_id)
-                await self._space.wait_for(sandbox_id, lambda row: row.ending)
+            await self._api.delete(kind, sandbox_id)
+            # A volume stays while a pod has it, and may have been deleted alone.
+            await self._api.delete(POD, pod.name if pod else sandbox_id)
+            await self.space.until_ending(sandbox_id)
 
     async def pause(self, sandbox_id: models.SandboxId) -> bool:
         """End the pod of a sandbox, and keep its files; False if they are in the pod alone."""
         if self.renderer.in_pod:
             return False
-        await self._space.sandbox(sandbox_id)
-        if self._space.kind_of(sandbox_id) is SANDBOX:
+        await self.space.sandbox(sandbox_id)
+        if self.space.kind_of(sandbox_id) is SANDBOX:
             await self._api.patch(SANDBOX, sandbox_id, {"spec": {"operatingMode": "Suspended"}})
-        await self._end_pod(sandbox_id, until_gone=False)
+        await self._end_pod(sandbox_id)
         return True
 
-    async def connect(self, sandbox_id: models.SandboxId, uid: str) -> ByteStream:
-        """Open a byte stream to the runner; raises SandboxGone."""
-        return await self._relay(self._space.pod(sandbox_id, uid))
-
-    async def show_skill(self, sandbox: KubernetesSandbox, name: str, packed: bytes) -> None:
-        """Put a skill into a pod, by a container that begins with its first one."""
-        find = partial(self._space.pod, sandbox.id, sandbox.uid)
-        pod, tasks, within_s = find(), self._space.tasks, self._config.start_timeout
-        try:
-            if not pod.shows_skills:
-                news = {"spec": {"ephemeralContainers": [skill_writer(sandbox.made)]}}
-                await self._api.patch(POD, f"{pod.name}/ephemeralcontainers", news)
-                await self._space.until(lambda: find().shows_skills or None, within_s)
-            at, command = (pod.name, WRITER), put_command(name)
-            put = await open_exec(self._api, tasks, at, command, packed, within_s)
-        except (Refused, ExecFailed) as exc:
-            raise BackendUnavailable(
-                f"the skill {name} cannot be put into the sandbox ({exc}): sandbox_reset gives it "
-                "another pod; if it goes on, see `kubectl describe pod`"
-            ) from exc
-        await put.aclose()
-
-    async def ending(
-        self, sandbox_id: models.SandboxId, uid: str, within_s: float
-    ) -> models.Ending | None:
+    def why_ended(self, name: str, uid: str) -> models.Ending | None:
         """Return why a pod ended; None if it goes on."""
-        await self._open()
-
-        def ended() -> models.Ending | None:
-            # What was ended here may go on for a while: a controller ends it.
-            if noted := self._ended.get(uid):
-                return noted
-            pod = self._space.pods.get(sandbox_id)
-            if pod is None or pod.uid != uid:
-                return "deleted"
-            return _name_ending(pod) if pod.has_ended else None
-
-        return await self._space.until(ended, within_s)
-
-    async def _open(self) -> None:
-        await self._space.open(self._examine, self._end_weaker, self._hang_up)
+        # What was ended here may go on for a while: a controller ends it.
+        if noted := self._ended.get(uid):
+            return noted
+        pod = self.space.pods.get(name)
+        if pod is None or pod.uid != uid:
+            return "deleted"
+        return _name_ending(pod) if pod.has_ended else None
 
     async def _is_pooled(self, made: Made) -> bool:
         """Return whether the warm pool has sandboxes that are made so."""
-        if CLAIM not in self._space.owners:
+        if CLAIM not in self.space.owners:
             return False
         try:
             pool = await self._api.get(WARM_POOL, self._config.warm_pool)
@@ -302,65 +274,28 @@ class KubernetesBackend:
             return False
         return self.renderer.fits(pool, made)
 
-    def _examine(self, kind: Kind, name: str, found: Json) -> Row:
-        """Return the row of an object, and whether it is weaker than was asked for."""
-        row, weaker = Row.of(found), list[str]()
-        if kind is not POD or POD in self._space.owners:
-            labels = self.renderer.read_labels(name, row.annotations)
-            row = replace(row, annotations={**row.annotations, LABELS: labels})
-        files = self.renderer.files(self._space.kind_of(name), name)
-        if kind is POD:
-            weaker = self._compare(name, found, files)
-        elif kind is SANDBOX and found["spec"].get("operatingMode") != "Suspended":
-            # Its controller adds the volume.
-            files_of_template = files if self.renderer.in_pod else None
-            weaker = self._compare(name, found["spec"]["podTemplate"], files_of_template)
-        return replace(row, weaker=tuple(weaker))
+    def _notice(self, kind: Kind, name: str, before: Row | None, now: Row | None) -> None:
+        """Hang up on a pod that has ended, and end what somebody has changed."""
+        is_same = before and now and before.uid == now.uid
+        if before and not (is_same and now and not now.has_ended):
+            for stream in self._streams.pop(before.uid, ()):
+                stream.closed.set()
+        if now and now.weaker and not now.has_ended and not (is_same and before and before.weaker):
+            self._end_weaker(kind, name, now)
 
     def _end_weaker(self, kind: Kind, name: str, row: Row) -> None:
-        if row.has_ended:
-            return
         logger.error("%s %s is not as it was made: %s", kind.name, name, "; ".join(row.weaker))
         if kind is SANDBOX and self.renderer.in_pod:
             # Its pod is as it was, and has files that nothing else holds; another would have none.
             return
-        if pod := row if kind is POD else self._space.pods.get(name):
+        if pod := row if kind is POD else self.space.pods.get(name):
             self._note_end(pod.uid, "changed")
-        self._space.tasks.start_soon(self._end, models.SandboxId(name))
+        self.space.tasks.start_soon(self._end, models.SandboxId(name))
 
     def _note_end(self, uid: str, ending: models.Ending) -> None:
         self._ended.setdefault(uid, ending)
         while len(self._ended) > _MOST_ENDED:
             del self._ended[next(iter(self._ended))]
-
-    def _hang_up(self, uid: str) -> None:
-        for stream in self._streams.pop(uid, ()):
-            stream.closed.set()
-
-    def _compare(self, name: str, found: Json, files: Json | None) -> list[str]:
-        """Return how a pod, or the template of one, is not as it should be."""
-        metadata, kind = found.get("metadata", {}), self._space.kind_of(name)
-        notes, labels = (metadata.get(part, {}) for part in ("annotations", "labels"))
-        made = self.renderer.read(name, notes)
-        if made is None:
-            return ["what it was made from is not noted"]
-        spec, weaker = {**found["spec"], "nodeName": ""}, list[str]()
-        # No text of JSON has this sign, so that nothing else can stand for the name.
-        text = json.dumps([kind.plural, notes[RECORD], files, spec]).replace(name, "\0")
-        own: Json | None = self._alike.get(text)
-        if own is None:
-            wanted = self.renderer.template(made, "" if kind is CLAIM else name, files)
-            if spec.get("ephemeralContainers"):
-                wanted["spec"]["ephemeralContainers"] = [skill_writer(made)]
-            own, weaker = dict(wanted["metadata"]["labels"]), find_weaker(wanted["spec"], spec)
-            if self.renderer.in_pod and made.shape != self.renderer.shape(made):
-                # Made by other rules: its next use saves its files and replaces it.
-                own, weaker = {**APP, NETWORK: made.network}, []
-            if not weaker:
-                while len(self._alike) >= _MOST_ALIKE:
-                    del self._alike[next(iter(self._alike))]
-                self._alike[text] = own
-        return weaker + [f"label {key} is changed" for key in own if labels.get(key) != own[key]]
 
     async def _end(self, name: models.SandboxId) -> None:
         is_paused = False
@@ -375,14 +310,14 @@ class KubernetesBackend:
 
     async def _start(self, sandbox: KubernetesSandbox) -> KubernetesSandbox:
         """Start the runner in a new pod; is the one of its controller, or ours."""
-        name, made, rows = sandbox.id, sandbox.made, self._space.pods
-        if self._space.kind_of(name) is VOLUME:
+        name, made, rows = sandbox.id, sandbox.made, self.space.pods
+        if self.space.kind_of(name) is VOLUME:
             await self._api.post(POD, self.renderer.pod(name, made))
         pod = await self._wait_until_it_runs(name, made)
         try:
-            sandbox.first, sandbox.uid = await self._relay(pod, first=True), pod.uid
+            sandbox.first, sandbox.uid = await self.relay(pod, first=True), pod.uid
         except ExecFailed as exc:
-            ended = await self._space.until(
+            ended = await self.space.until(
                 lambda: row.exit_code if (row := rows.get(name)) else None, _LISTENS_S
             )
             if ended in _NOT_OURS:
@@ -393,61 +328,55 @@ class KubernetesBackend:
             raise
         return sandbox
 
-    async def _relay(
+    async def relay(
         self, pod: Row, listens_s: float = _CONNECT_S, *, first: bool = False
     ) -> ExecStream:
+        """Open a byte stream to the runner of a pod. Raises ExecFailed."""
         command = relay_command(listens_s, hands_over=first)
         secret = self.renderer.token(pod.uid).hex().encode() + b"\n" if first else b""
-        most_s, tasks = _CONNECT_S + listens_s, self._space.tasks
+        most_s, tasks = _CONNECT_S + listens_s, self.space.tasks
         stream = await open_exec(self._api, tasks, (pod.name, OWN), command, secret, most_s)
         open_ones = {each for each in self._streams.get(pod.uid, ()) if not each.closed.is_set()}
         self._streams[pod.uid] = open_ones | {stream}
         return stream
 
     async def _wait_until_it_runs(self, name: str, made: Made) -> Row:
-        rows = self._space.pods
+        rows = self.space.pods
 
         def settled() -> Row | None:
             pod = rows.get(name)
             done = pod and not pod.ending and (pod.ready or pod.reason in NEVER or pod.has_ended)
             return pod if done or (pod and pod.weaker) else None
 
-        pod = await self._space.until(settled, self._config.start_timeout)
+        pod = await self.space.until(settled, self._config.start_timeout)
         if pod and pod.weaker:
             raise InsecureSandbox(
                 f"the pod is weaker than requested and was ended: {'; '.join(pod.weaker)}. Look "
                 "for what changes pods in this namespace, such as an admission webhook"
             )
         if pod is None or pod.reason in NEVER:
-            raise await self._space.explain_wait(name, rows.get(name), made.image)
+            raise await self.space.explain_wait(name, rows.get(name), made.image)
         return pod
 
-    async def _end_pod(self, name: str, *, until_gone: bool = True) -> None:
-        """End the pod of a sandbox, if it has one, and wait until nothing runs in it, or longer."""
-        rows = self._space.pods
+    async def _end_pod(self, name: str) -> None:
+        """End the pod of a sandbox, if it has one, and wait until nothing runs in it."""
+        rows = self.space.pods
         pod = rows.get(name)
         if pod is None:
             return
-        self._note_end(pod.uid, "killed")
-        await self._api.delete(POD, pod.name)
         uid = pod.uid
+        self._note_end(uid, "killed")
+        await self._api.delete(POD, pod.name)
 
-        def is_gone() -> bool | None:
+        def has_ended() -> bool:
             now = rows.get(name)
-            if now is None or now.uid != uid or not (until_gone or now.exit_code is None):
-                return True
-            return None
+            return not now or now.uid != uid or (now.ending and now.exit_code is not None)
 
-        if not await self._space.until(is_gone, _GONE_S):
+        if not await self.space.until(has_ended, _GONE_S):
             raise BackendUnavailable(
                 f"the pod of sandbox {name} does not end: its node may be lost; look at it with "
                 f"`kubectl get pod {pod.name} -o wide`"
             )
-
-
-def _read_labels(owner: Row) -> Mapping[str, str]:
-    labels: Mapping[str, str] = json.loads(owner.annotations[LABELS] or "{}")
-    return labels
 
 
 def _name_ending(pod: Row) -> models.Ending:
@@ -500,7 +429,7 @@ async def open_kubernetes(
             async with anyio.create_task_group() as hosts:
                 try:
                     tasks = await hosts.start(host)
-                    space = Namespace(config, api, renderer.instance, tasks)
+                    space = Namespace(config, api, renderer, tasks)
                     yield KubernetesBackend(renderer, space)
                 finally:
                     closed.set()

@@ -88,6 +88,11 @@ class Kind:
     def api_version(self) -> str:
         return f"{self.group}/{self.version}" if self.group else self.version
 
+    def body(self, name: str, metadata: Json, spec: Json) -> Json:
+        """Return an object of this kind."""
+        head = {"apiVersion": self.api_version, "kind": self.name}
+        return {**head, "metadata": {"name": name, **metadata}, "spec": spec}
+
 
 POD = Kind("", "pods", "Pod")
 

@@ -13,7 +13,14 @@ from anyio import to_thread
 
 from mcp_sandbox.backends.kubernetes.client import ApiServer, Json, Refused
 from mcp_sandbox.backends.kubernetes.network import policies
-from mcp_sandbox.backends.kubernetes.objects import USER, WARM_POOL, Made, Renderer
+from mcp_sandbox.backends.kubernetes.objects import (
+    AS_USER,
+    RESTRICTED,
+    WARM_POOL,
+    Made,
+    Renderer,
+    claim_spec,
+)
 from mcp_sandbox.backends.kubernetes.verify import read_template
 from mcp_sandbox.backends.runner_copy import runner_digest
 from mcp_sandbox.config import Config, KubernetesConfig
@@ -119,13 +126,14 @@ def manifests(config: Config, values: Values) -> list[Json]:
     ]
     role = {"apiGroup": _RBAC, "kind": "Role", "name": NAME}
     user = {"kind": "ServiceAccount", "name": NAME, "namespace": values.namespace}
+    claim = claim_spec("10Gi", config.kubernetes.storage_class)
     quota = {"pods": values.pods, "persistentvolumeclaims": values.volumes}
     found: list[Json] = [
         _object("v1", "ServiceAccount"),
         _object(f"{_RBAC}/v1", "Role", rules=rules),
         _object(f"{_RBAC}/v1", "RoleBinding", roleRef=role, subjects=[user]),
         _object("v1", "ConfigMap", data=files),
-        *([] if shares else [_claim(config.kubernetes.storage_class)]),
+        *([] if shares else [_object("v1", "PersistentVolumeClaim", spec=claim)]),
         _deployment(own, values, [*files], shares=shares),
         _object("v1", "Service", spec={"selector": own, "ports": [{"port": _PORT}]}),
         _object("v1", "ResourceQuota", spec={"hard": quota}),
@@ -153,12 +161,6 @@ def write_chart(config: Config, folder: Path, version: str, values: Json) -> Non
 
 def _object(version: str, kind: str, **parts: object) -> Json:
     return {"apiVersion": version, "kind": kind, "metadata": {"name": NAME}, **parts}
-
-
-def _claim(storage_class: str) -> Json:
-    size = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "10Gi"}}}
-    chosen = {"storageClassName": storage_class} if storage_class else {}
-    return _object("v1", "PersistentVolumeClaim", spec={**size, **chosen})
 
 
 def _deployment(labels: Json, values: Values, files: list[str], *, shares: bool) -> Json:
@@ -194,11 +196,7 @@ def _deployment(labels: Json, values: Values, files: list[str], *, shares: bool)
             "limits": {"memory": "2Gi"},
             "requests": {"memory": "512Mi", "cpu": "100m"},
         },
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
-            "capabilities": {"drop": ["ALL"]},
-        },
+        "securityContext": RESTRICTED,
         "volumeMounts": [{"name": name, "mountPath": path} for name, path in mounts.items()],
     }
     claim = {"persistentVolumeClaim": {"claimName": NAME}}
@@ -206,13 +204,7 @@ def _deployment(labels: Json, values: Values, files: list[str], *, shares: bool)
         "serviceAccountName": NAME,
         # It answers its calls and saves its chats first.
         "terminationGracePeriodSeconds": 90,
-        "securityContext": {
-            "runAsNonRoot": True,
-            "runAsUser": USER,
-            "runAsGroup": USER,
-            "fsGroup": USER,
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
+        "securityContext": {**AS_USER, "seccompProfile": {"type": "RuntimeDefault"}},
         "containers": [container],
         "volumes": [
             {"name": "data", **({"emptyDir": {}} if shares else claim)},

@@ -9,11 +9,14 @@ import hmac
 import json
 import re
 import resource
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
-from mcp_sandbox.backends.kubernetes.client import POD, Kind
+from mcp_sandbox.backends.kubernetes.client import POD, Json, Kind
+from mcp_sandbox.backends.kubernetes.verify import find_weaker
 from mcp_sandbox.backends.runner_copy import MAIN, beside_pid_1, environment
 from mcp_sandbox.backends.sandbox_records import new_id
 from mcp_sandbox.config import KubernetesConfig
@@ -29,7 +32,6 @@ from mcp_sandbox.models import (
     SandboxSpec,
 )
 
-Json = dict[str, Any]
 VOLUME = Kind("", "persistentvolumeclaims", "PersistentVolumeClaim")
 SANDBOX = Kind("agents.x-k8s.io", "sandboxes", "Sandbox", "v1beta1")
 _POOLS = "extensions.agents.x-k8s.io"
@@ -40,9 +42,9 @@ APP = {"app": "mcp-sandbox"}
 # Labels; a pod from a warm pool has the first one as an annotation.
 INSTANCE, NETWORK = "mcp-sandbox.instance", "mcp-sandbox.network"
 TRIAL = {"mcp-sandbox.trial": "yes"}
-# Annotations: what an object is made from, whose it is, and the labels of the sandbox.
-RECORD, SEAL, LABELS, NAME = (
-    f"mcp-sandbox.{each}" for each in ("record", "seal", "labels", "name")
+# Annotations: the sandbox, what it is made from, its labels, and a seal on these.
+NAME, RECORD, LABELS, SEAL = (
+    f"mcp-sandbox.{each}" for each in ("name", "record", "labels", "seal")
 )
 _SHAPE = "mcp-sandbox.shape"
 FILES = "files"
@@ -64,17 +66,29 @@ _KEPT = {"workspace": "/workspace", "home": HOME}
 OWN, WRITER = "sandbox", "skills"
 _SKILLS_MOUNT = {"name": WRITER, "mountPath": SKILLS}
 _TRUST = "certificates"
-_RESTRICTED: Json = {
+RESTRICTED: Json = {
     "allowPrivilegeEscalation": False,
     "privileged": False,
     "readOnlyRootFilesystem": True,
     "capabilities": {"drop": ["ALL"]},
 }
+# What holds for all of a pod, but for its filter of system calls.
+AS_USER = {
+    "runAsNonRoot": True,
+    "runAsUser": USER,
+    "runAsGroup": USER,
+    "fsGroup": USER,
+    "fsGroupChangePolicy": "OnRootMismatch",
+}
+_MOST_ALIKE = 100
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Made:
-    """What a sandbox is made from: all that its pod depends on, beside the configuration."""
+    """What a sandbox is made from: all that its pod depends on, beside the configuration.
+
+    Its pod does not depend on its `labels`.
+    """
 
     image: str
     runner: str
@@ -84,13 +98,16 @@ class Made:
     idle_s: float
     # By which rules, as `Renderer.shape` says.
     shape: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict[str, str])
 
     @classmethod
     def of(cls, spec: SandboxSpec, image: str, runner: str) -> "Made":
         """Return what a spec asks for."""
         # Its one mount can only be that of the certificates that doors need.
         network: Network = "allowlist" if spec.mounts else spec.network
-        return cls(spec.image or image, runner, spec.limits, network, dict(spec.env), spec.idle_s)
+        env, labels = dict(spec.env), dict(spec.labels)
+        image = spec.image or image
+        return cls(image, runner, spec.limits, network, env, spec.idle_s, labels=labels)
 
 
 class Renderer:
@@ -108,6 +125,8 @@ class Renderer:
         self.in_pod = config.storage == "backups"
         # A warm pool is printed where the instance is not known.
         self.certificates = f"mcp-sandbox-{config.warm_pool or self.instance}-certificates"
+        # The labels of pods that are as they should be, by what these are without their names.
+        self._alike: dict[str, Json] = {}
 
     def name(self, labels: Mapping[str, str], prefix: str = "mcs") -> SandboxId:
         """Return a name that no sandbox of another chat has; a new one where labels name none."""
@@ -124,53 +143,34 @@ class Renderer:
 
     def read(self, name: str, annotations: Mapping[str, str]) -> Made | None:
         """Return what a sandbox was made from; None if somebody changed that."""
-        text = annotations.get(RECORD, "")
-        if not self._is_sealed(annotations.get(SEAL, ""), f"record {name} {text}"):
+        record, labels, seal = (annotations.get(each, "") for each in (RECORD, LABELS, SEAL))
+        if not hmac.compare_digest(seal.encode(), self._seal(name, record, labels).encode()):
             return None
-        note = json.loads(text)
-        return Made(**{**note, "limits": Limits(**note["limits"])})
-
-    def read_labels(self, name: str, annotations: Mapping[str, str]) -> str:
-        """Return the labels of a sandbox, as JSON; nothing if somebody changed them."""
-        seal, _, text = annotations.get(LABELS, "").partition(" ")
-        is_ours = self._is_sealed(seal, f"labels {name} {annotations.get(RECORD)}{text}")
-        return text if is_ours else ""
-
-    def note_labels(self, name: str, record: str, labels: Mapping[str, str]) -> str:
-        """Return the annotation with the labels of a sandbox that is made from `record`."""
-        text = json.dumps(dict(labels))
-        return f"{self._seal(f'labels {name} {record}{text}')} {text}"
-
-    def _is_sealed(self, seal: str, text: str) -> bool:
-        return hmac.compare_digest(seal.encode(), self._seal(text).encode())
-
-    def _seal(self, text: str) -> str:
-        return hmac.digest(self._key, text.encode(), "sha256").hex()
+        # Many are kept, and all have the same keys.
+        own = {sys.intern(key): each for key, each in json.loads(labels).items()}
+        return replace(_read_record(record), labels=own)
 
     def _notes(self, name: str, made: Made) -> dict[str, str]:
-        text = json.dumps(asdict(made), sort_keys=True)
-        seal = self._seal(f"record {name} {text}")
-        return {INSTANCE: self.instance, NAME: name, RECORD: text, SEAL: seal}
+        note = asdict(made)
+        labels = json.dumps(note.pop("labels"))
+        record = json.dumps(note, sort_keys=True)
+        own = {INSTANCE: self.instance, NAME: name, RECORD: record, LABELS: labels}
+        return {**own, SEAL: self._seal(name, record, labels)}
 
-    def owner(self, kind: Kind, name: str, made: Made, labels: Mapping[str, str]) -> Json:
+    def _seal(self, *sealed: str) -> str:
+        return hmac.digest(self._key, json.dumps(sealed).encode(), "sha256").hex()
+
+    def owner(self, kind: Kind, name: str, made: Made) -> Json:
         """Return the object that is a sandbox: what is deleted with it, and noted of it, is its."""
-        specs = {
-            POD: self.template(made, name, self.files(POD, name))["spec"],
-            VOLUME: self._volume_spec(),
-            SANDBOX: self._sandbox_spec(name, made),
-            CLAIM: self._claim_spec(name, made),
-        }
-        metadata = {"name": name, **self.template(made, name)["metadata"]}
-        notes = metadata["annotations"]
-        notes[LABELS] = self.note_labels(name, notes[RECORD], labels)
-        head = {"apiVersion": kind.api_version, "kind": kind.name}
-        return {**head, "metadata": metadata, "spec": specs[kind]}
+        if kind is POD:
+            return self.pod(name, made)
+        specs: dict[Kind, Callable[[str, Made], Json]]
+        specs = {VOLUME: self._volume_spec, SANDBOX: self._sandbox_spec, CLAIM: self._claim_spec}
+        return kind.body(name, self.template(made, name)["metadata"], specs[kind](name, made))
 
     def pod(self, name: str, made: Made) -> Json:
-        """Return the pod beside a volume of the same name."""
-        template = self.template(made, name, self.files(VOLUME, name))
-        metadata = {"name": name, **template["metadata"]}
-        return {"apiVersion": "v1", "kind": "Pod", **template, "metadata": metadata}
+        """Return a pod that is a sandbox, or is beside a volume of the same name."""
+        return POD.body(name, **self.template(made, name, self.files(VOLUME, name)))
 
     def files(self, kind: Kind, name: str) -> Json:
         """Return the volume with the files of a sandbox of this kind."""
@@ -180,12 +180,14 @@ class Renderer:
         claim = f"{FILES}-{name}" if kind is SANDBOX else name
         return {"persistentVolumeClaim": {"claimName": claim}}
 
+    def template_files(self, name: str) -> Json | None:
+        """Return the same of a Sandbox: its controller adds the volume of its claim to the pod."""
+        return self.files(SANDBOX, name) if self.in_pod else None
+
     def _sandbox_spec(self, name: str, made: Made) -> Json:
         claim = {"metadata": {"name": FILES}, "spec": self._volume_spec()}
-        files = self.files(SANDBOX, name) if self.in_pod else None
         return {
-            "podTemplate": self.template(made, name, files),
-            # Its controller adds the volume of its claim to the pod.
+            "podTemplate": self.template(made, name, self.template_files(name)),
             **({} if self.in_pod else {"volumeClaimTemplates": [claim]}),
             "service": False,
             "operatingMode": "Running",
@@ -197,28 +199,22 @@ class Renderer:
         notes = {"annotations": self._notes(name, made)}
         return {"warmPoolRef": {"name": self._config.warm_pool}, "additionalPodMetadata": notes}
 
-    def _volume_spec(self) -> Json:
-        chosen = {"storageClassName": self._config.storage_class}
-        return {
-            "accessModes": ["ReadWriteOnce"],
-            "resources": {"requests": {"storage": str(self._size)}},
-            **(chosen if self._config.storage_class else {}),
-        }
+    def _volume_spec(self, *_: object) -> Json:
+        return claim_spec(str(self._size), self._config.storage_class)
 
     def pool(self, made: Made, replicas: int | str) -> list[Json]:
         """Return the warm pool and its template."""
         name = self._config.warm_pool
         template = self.template(made, files=self.files(CLAIM, name))
-        metadata = {"name": name, "labels": APP}
-        shape = {**metadata, "annotations": {_SHAPE: self.shape(made)}}
+        shape = {"annotations": {_SHAPE: self.shape(made)}}
         # The policies are ours: the controller's own would allow the internet.
         spec = {"podTemplate": template, "networkPolicyManagement": "Unmanaged", "service": False}
         # Else those that wait from before an update would be taken, and ended as changed.
         update = {"updateStrategy": {"type": "Recreate"}}
         size = {"replicas": replicas, "sandboxTemplateRef": {"name": name}, **update}
         return [
-            {"apiVersion": kind.api_version, "kind": kind.name, "metadata": of, "spec": each}
-            for kind, of, each in ((TEMPLATE, metadata, spec), (WARM_POOL, shape, size))
+            TEMPLATE.body(name, {"labels": APP}, spec),
+            WARM_POOL.body(name, {"labels": APP, **shape}, size),
         ]
 
     def fits(self, pool: Json, made: Made) -> bool:
@@ -229,6 +225,36 @@ class Renderer:
         """Return a digest of how a pod is made now: a change of settings or of a version shows."""
         template = self.template(made, files=self.files(CLAIM, ""))
         return hashlib.sha256(json.dumps(template, sort_keys=True).encode()).hexdigest()[:16]
+
+    def find_changes(self, kind: Kind, name: str, pod: Json, files: Json | None) -> list[str]:
+        """Return how a pod, or the template of one, is not as a sandbox of this kind has it."""
+        metadata = pod.get("metadata", {})
+        notes, labels = (metadata.get(part, {}) for part in ("annotations", "labels"))
+        made = self.read(name, notes)
+        if made is None:
+            return ["what it was made from is not noted"]
+        spec = {**pod["spec"], "nodeName": ""}
+        # Pods are nearly all alike but for their names, for which no text of JSON has this sign.
+        text = json.dumps([kind.plural, notes[RECORD], files, spec]).replace(name, "\0")
+        if text not in self._alike:
+            wanted = self.template(made, "" if kind is CLAIM else name, files)
+            weaker, own = self._compare(made, spec, wanted)
+            if weaker:
+                return weaker
+            if len(self._alike) >= _MOST_ALIKE:
+                self._alike.clear()
+            self._alike[text] = own
+        own = self._alike[text]
+        return [f"label {key} is changed" for key in own if labels.get(key) != own[key]]
+
+    def _compare(self, made: Made, spec: Json, wanted: Json) -> tuple[list[str], Json]:
+        """Return how the spec of a pod differs, and the labels that it needs."""
+        if self.in_pod and made.shape != self.shape(made):
+            # Made by other rules: its next use saves its files and replaces it.
+            return [], {**APP, NETWORK: made.network}
+        if spec.get("ephemeralContainers"):
+            wanted["spec"]["ephemeralContainers"] = [skill_writer(made)]
+        return find_weaker(wanted["spec"], spec), wanted["metadata"]["labels"]
 
     def template(self, made: Made, name: str = "", files: Json | None = None) -> Json:
         """Return metadata and spec of a pod; one for a warm pool has no name yet."""
@@ -261,11 +287,7 @@ class Renderer:
             "terminationGracePeriodSeconds": 1,
             "dnsPolicy": "ClusterFirst" if made.network == "open" else "Default",
             "securityContext": {
-                "runAsNonRoot": True,
-                "runAsUser": USER,
-                "runAsGroup": USER,
-                "fsGroup": USER,
-                "fsGroupChangePolicy": "OnRootMismatch",
+                **AS_USER,
                 "seccompProfile": local if file else {"type": "RuntimeDefault"},
             },
             "containers": [self._container(made, is_pooled=is_pooled)],
@@ -293,7 +315,7 @@ class Renderer:
             # The cluster expands $(NAME), unless it is told not to.
             "env": [{"name": k, "value": v.replace("$", "$$")} for k, v in variables.items()],
             "resources": {"limits": usage, "requests": {"memory": memory, "cpu": "50m"}},
-            "securityContext": _RESTRICTED,
+            "securityContext": RESTRICTED,
             "volumeMounts": [*kept, *own, *fixed],
         }
 
@@ -327,8 +349,7 @@ class Renderer:
         own = [each for each in container["volumeMounts"] if each["name"] != FILES]
         container |= {"command": command, "volumeMounts": own, "workingDir": "/"}
         spec["activeDeadlineSeconds"] = 120
-        metadata = {"name": name, "labels": {**APP, **TRIAL, NETWORK: network}}
-        return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+        return POD.body(name, {"labels": {**APP, **TRIAL, NETWORK: network}}, spec)
 
     def facts(self, made: Made) -> SandboxFacts:
         """Return what holds in such a pod, once `verify` found nothing weaker."""
@@ -356,6 +377,22 @@ class Renderer:
         )
 
 
+@lru_cache(_MOST_ALIKE)
+def _read_record(text: str) -> Made:
+    """Return what is noted in an annotation; most sandboxes are made from the same."""
+    note = json.loads(text)
+    return Made(**{**note, "limits": Limits(**note["limits"])})
+
+
+def claim_spec(size: str, storage_class: str) -> Json:
+    """Return a claim for a volume."""
+    return {
+        "accessModes": ["ReadWriteOnce"],
+        "resources": {"requests": {"storage": size}},
+        **({"storageClassName": storage_class} if storage_class else {}),
+    }
+
+
 def skill_writer(made: Made) -> Json:
     """Return the ephemeral container beside a sandbox's own that sees its skills, and no more."""
     return {
@@ -366,7 +403,7 @@ def skill_writer(made: Made) -> Json:
         "command": ["/bin/sh", "-c", "trap exit TERM; sleep infinity & wait"],
         # It may have no limits of its own: those of the pod hold for it.
         "resources": {},
-        "securityContext": _RESTRICTED,
+        "securityContext": RESTRICTED,
         "volumeMounts": [_SKILLS_MOUNT],
     }
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import yaml
 
+from mcp_sandbox.backends.kubernetes.client import Json
 from mcp_sandbox.errors import ConfigError
 
-Json = dict[str, Any]
 # Where pods run and what they are called, not what they may do: a cluster adds to these of its own
 # accord, and the operator may.
 _PLACED = (

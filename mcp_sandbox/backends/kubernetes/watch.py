@@ -8,7 +8,7 @@ import random
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeVar
 
 import anyio
@@ -19,12 +19,11 @@ from mcp_sandbox.backends.kubernetes.objects import (
     APP,
     CLAIM,
     INSTANCE,
-    LABELS,
     NAME,
-    RECORD,
     SANDBOX,
-    SEAL,
     VOLUME,
+    Made,
+    Renderer,
 )
 from mcp_sandbox.backends.sandbox_records import make_gone_error
 from mcp_sandbox.config import KubernetesConfig
@@ -43,19 +42,17 @@ WARM = "mcw"
 _GONE = 410
 _SEEN_S = 5.0
 _AGAIN_S, _MOST_AGAIN_S = 1.0, 5.0
-_NOTHING: Mapping[str, str] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What is kept of an object. Of a pod: `reason` it waits or has ended.
+    """What is kept of an object, and the `reason` that it waits or has ended.
 
-    `weaker` is how it is not what was asked for.
+    `weaker` is how it is not what was asked for; `made`: of a sandbox, None if that was changed.
     """
 
     name: str
     uid: str
-    annotations: Mapping[str, str]
     ending: bool
     phase: str = "Pending"
     ready: bool = False
@@ -64,31 +61,27 @@ class Row:
     exit_code: int | None = None
     shows_skills: bool = False
     weaker: tuple[str, ...] = ()
+    made: Made | None = None
 
     @classmethod
-    def of(cls, found: Json) -> "Row":
+    def of(cls, found: Json, weaker: tuple[str, ...] = (), made: Made | None = None) -> "Row":
         """Return the row of an object."""
         metadata, status = found["metadata"], found.get("status", {})
-        notes = metadata.get("annotations", {})
         (own, *_) = status.get("containerStatuses") or [{}]
         (added, *_) = status.get("ephemeralContainerStatuses") or [{}]
         state = own.get("state", {})
         ended, waits = state.get("terminated", {}), state.get("waiting", {})
         conditions = {each["type"]: each for each in status.get("conditions", [])}
-        scheduled = conditions.get("PodScheduled", {})
-        unplaced = scheduled if scheduled.get("status") == "False" else {}
+        failed = {name: each for name, each in conditions.items() if each.get("status") == "False"}
+        unplaced = failed.get("PodScheduled", {})
         # What ended the whole pod, such as an eviction, comes before what its program said.
         whole: Json = status if status.get("reason") else conditions.get("DisruptionTarget", {})
-        says: Json = next(filter(None, (whole, ended, waits, unplaced)), {})
+        # The last is that of a controller, which could not make the pod or its volume.
+        causes = (whole, ended, waits, unplaced, failed.get("Ready", {}))
+        says: Json = next(filter(None, causes), {})
         return cls(
             metadata["name"],
             metadata["uid"],
-            # Most sandboxes are made from the same.
-            {
-                key: sys.intern(notes[key]) if key == RECORD else notes[key]
-                for key in (RECORD, SEAL, LABELS)
-                if key in notes
-            },
             "deletionTimestamp" in metadata,
             sys.intern(status.get("phase", "Pending")),
             conditions.get("Ready", {}).get("status") == "True",
@@ -96,6 +89,8 @@ class Row:
             says.get("message") or "",
             ended.get("exitCode"),
             "running" in added.get("state", {}),
+            weaker,
+            made,
         )
 
     @property
@@ -107,9 +102,6 @@ class Row:
         return self.phase in ("Succeeded", "Failed") or self.ending
 
 
-Examine = Callable[[Kind, str, Json], Row]
-
-
 def _name_sandbox(kind: Kind, metadata: Json) -> str:
     """Return the sandbox of an object; only a pod of a warm pool was named before that was."""
     noted: str = metadata.get("annotations", {}).get(NAME, "")
@@ -119,38 +111,28 @@ def _name_sandbox(kind: Kind, metadata: Json) -> str:
 class Namespace:
     """The objects of one data root; `owners` are the kinds of its sandboxes, once it is open."""
 
+    # Is told the kind and sandbox of each object that changes, and its row before and after.
+    notice: Callable[[Kind, str, Row | None, Row | None], None]
+
     def __init__(
-        self, config: KubernetesConfig, api: ApiServer, instance: str, tasks: TaskGroup
+        self, config: KubernetesConfig, api: ApiServer, renderer: Renderer, tasks: TaskGroup
     ) -> None:
         self.config = config
         self.api = api
         self.tasks = tasks
         self.owners: tuple[Kind, ...] = ()
-        self._instance = instance
+        self._renderer = renderer
         self._rows: dict[Kind, dict[str, Row]] = {}
         self._listed: set[Kind] = set()
-        self._examine: Examine
-        self._end_weaker: Callable[[Kind, str, Row], None]
-        self._hang_up: Callable[[str], None]
         self._failed: tuple[Kind, OperatorError] | None = None
         self._changed = anyio.Event()
         self._opening = anyio.Lock()
 
-    async def open(
-        self,
-        examine: Examine,
-        end_weaker: Callable[[Kind, str, Row], None],
-        hang_up: Callable[[str], None],
-    ) -> None:
-        """Return when all is known; watch from the first call on.
-
-        `examine` reads objects, `end_weaker` is told once of each that became weaker, `hang_up` the
-        uids of pods that have ended or are gone. Raises BackendUnavailable.
-        """
+    async def open(self) -> None:
+        """Return when all is known; watch from the first call on. Raises BackendUnavailable."""
         async with self._opening:
             if not self._rows:
                 self.owners = await self._choose_owners()
-                self._examine, self._end_weaker, self._hang_up = examine, end_weaker, hang_up
                 for kind in {*self.owners, POD}:
                     self._rows[kind] = {}
                     self.tasks.start_soon(self._follow, kind)
@@ -199,7 +181,7 @@ class Namespace:
     async def _follow(self, kind: Kind) -> None:
         """Keep the rows of a kind as they are in the cluster, until cancelled."""
         wait_s, version = _AGAIN_S, ""
-        of_all, of_ours = f"app={APP['app']}", f"{INSTANCE}={self._instance}"
+        of_all, of_ours = f"app={APP['app']}", f"{INSTANCE}={self._renderer.instance}"
         selector = of_all if self._has_instance_in_notes(kind) else of_ours
         while True:
             try:
@@ -210,14 +192,13 @@ class Namespace:
                     if event["type"] != "BOOKMARK":
                         self._take(kind, event["type"], event["object"])
                     wait_s = _AGAIN_S
-            except Refused as exc:
-                # The version is too old, or something is wrong with it: list anew.
-                logger.info("the watch of %s begins anew: %s", kind.plural, exc)
-                version = ""
-                if exc.status == _GONE:
-                    continue
             except OperatorError as exc:
                 logger.warning("the watch of %s goes on later: %s", kind.plural, exc)
+                if isinstance(exc, Refused):
+                    # The version is too old, or something is wrong with it: list anew.
+                    version = ""
+                    if exc.status == _GONE:
+                        continue
                 self._failed = kind, exc
                 self._tell()
             await anyio.sleep(wait_s * random.uniform(0.5, 1.0))  # noqa: S311 - no secret
@@ -232,37 +213,43 @@ class Namespace:
                 uids.add(each["metadata"]["uid"])
                 self._take(kind, "MODIFIED", each)
         for name in [name for name, row in rows.items() if row.uid not in uids]:
-            self._hang_up(rows.pop(name).uid)
+            self._put(kind, name, None)
         self._listed.add(kind)
         self._failed = None
         self._tell()
         return version
 
     def _take(self, kind: Kind, event: str, found: Json) -> None:
-        rows, metadata = self._rows[kind], found["metadata"]
-        name = _name_sandbox(kind, metadata)
-        known = rows.get(name)
+        name, uid = _name_sandbox(kind, found["metadata"]), found["metadata"]["uid"]
         if event != "DELETED":
             if row := self._read(kind, found):
-                rows[name] = row
-                if row.weaker and not (known and known.uid == row.uid and known.weaker):
-                    self._end_weaker(kind, name, row)
-                if row.has_ended:
-                    self._hang_up(row.uid)
-        elif known and known.uid == metadata["uid"]:
+                self._put(kind, name, row)
+        elif (known := self._rows[kind].get(name)) and known.uid == uid:
             # It may be there, with a label that is not ours any more.
-            del rows[name]
-            self._hang_up(known.uid)
+            self._put(kind, name, None)
+
+    def _put(self, kind: Kind, name: str, row: Row | None) -> None:
+        before = self._rows[kind].pop(name, None)
+        if row:
+            self._rows[kind][name] = row
+        self.notice(kind, name, before, row)
         self._tell()
 
     def _read(self, kind: Kind, found: Json) -> Row | None:
         """Return the row of an object; None for one of another data root."""
-        place = "annotations" if self._has_instance_in_notes(kind) else "labels"
-        if found["metadata"].get(place, {}).get(INSTANCE) != self._instance:
+        notes, render = found["metadata"].get("annotations", {}), self._renderer
+        whose = notes if self._has_instance_in_notes(kind) else found["metadata"].get("labels", {})
+        if whose.get(INSTANCE) != render.instance:
             return None
-        row = self._examine(kind, _name_sandbox(kind, found["metadata"]), found)
-        is_owner = kind is not POD or POD in self.owners
-        return row if is_owner else replace(row, annotations=_NOTHING)
+        name, weaker = _name_sandbox(kind, found["metadata"]), list[str]()
+        owner = self.kind_of(name)
+        if kind is POD:
+            weaker = render.find_changes(owner, name, found, render.files(owner, name))
+        elif kind is SANDBOX and found["spec"].get("operatingMode") != "Suspended":
+            template, files = found["spec"]["podTemplate"], render.template_files(name)
+            weaker = render.find_changes(owner, name, template, files)
+        made = render.read(name, notes) if kind is owner else None
+        return Row.of(found, tuple(weaker), made)
 
     def _has_instance_in_notes(self, kind: Kind) -> bool:
         """Return whether an annotation says of which data root it is: claims label no pods."""
@@ -285,8 +272,8 @@ class Namespace:
         if row is None:
             raise BackendUnavailable(
                 f"sandbox {name} is labelled as that of another data root, so it is kept apart "
-                f"with its files: set its label {INSTANCE} to {self._instance}, or remove it with "
-                "`kubectl delete`"
+                f"with its files: set its label {INSTANCE} to {self._renderer.instance}, or remove "
+                "it with `kubectl delete`"
             )
         if row.ending:
             raise make_gone_error(SandboxId(name))
@@ -299,18 +286,18 @@ class Namespace:
             raise make_gone_error(SandboxId(name))
         return pod
 
-    async def until(self, look: Callable[[], Found | None], within_s: float) -> Found | None:
-        """Return what `look` returns as soon as that is not None; None after the time."""
+    async def until(self, look: Callable[[], Found], within_s: float) -> Found:
+        """Return what `look` returns as soon as that is true, or after the time."""
         with anyio.move_on_after(within_s):
-            while (found := look()) is None:
+            while not (found := look()):
                 await self._changed.wait()
             return found
         return look()
 
-    async def wait_for(self, name: str, settled: Callable[[Row], bool]) -> None:
-        """Wait a while until the watch has told of our own change of a sandbox, or of its end."""
+    async def until_ending(self, name: str) -> None:
+        """Wait a while until the watch has told that a sandbox ends."""
         rows = self._rows.get(self.kind_of(name), {})
-        await self.until(lambda: name not in rows or settled(rows[name]) or None, _SEEN_S)
+        await self.until(lambda: name not in rows or rows[name].ending, _SEEN_S)
 
     async def explain_wait(self, name: str, pod: Row | None, image: str) -> OperatorError:
         """Return the error for a pod that does not begin to run."""
@@ -324,14 +311,10 @@ class Namespace:
             return BackendUnavailable(str(self._failed[1]))
         # Without a message it is a step, such as ContainerCreating; why it lasts is in an event.
         why = [f"{pod.reason}: {pod.message}"] if pod and pod.message else []
+        owner = self._rows.get(self.kind_of(name), {}).get(name)
+        if owner and owner.message and (not pod or "Error seen" in owner.message):
+            why = [owner.message]
         with suppress(OperatorError):
-            if self.kind_of(name) not in (POD, VOLUME):
-                # Its controller could not make the pod or its volume, and says why.
-                found = await self.api.get(self.kind_of(name), name)
-                told = found.get("status", {}).get("conditions", [])
-                said = [each["message"] for each in told if each["type"] == "Ready"]
-                if not pod or "Error seen" in str(said):
-                    why = said
             async for page, _ in self.api.pages(EVENT, fieldSelector=f"involvedObject.name={name}"):
                 said = [str(each["message"]) for each in page if each.get("type") == "Warning"]
                 why = why or said[-1:]
