@@ -110,11 +110,6 @@ class Saving:
         one.called_s, one.calls = self._now_s(), one.calls + 1
         one.changed_s = one.called_s if one.changed_s is None else one.changed_s
 
-    def note_gone(self, chat: ChatId) -> None:
-        """Note that what was not saved is gone: the next sandbox begins with what was."""
-        if one := self._chats.get(chat):
-            one.changed_s = None
-
     async def run(self) -> None:
         """Save what is due, until cancelled; failures are tried again with growing pauses."""
         settings, looked_s = self._settings, -math.inf

@@ -43,6 +43,9 @@ class HostFiles:
         saving = self._context.saving
         return saving is None or await saving.prepare(chat, record, runs=runs)
 
+    def note_gone(self, chat: ChatId) -> None:
+        """Note that a sandbox was destroyed, with what it alone had."""
+
     def describe(self, chat: ChatId, record: ChatRecord | None) -> Mapping[str, Any]:
         """Return what is `further` stored of a chat whose sandbox is open."""
         if self._context.saving:

@@ -446,8 +446,7 @@ class SandboxLifecycle:
                 await self._context.leases.end(self._chat)
             try:
                 await self._context.backend.destroy(held.sandbox.id)
-                if self._files.lost_with_sandbox and self._context.saving:
-                    self._context.saving.note_gone(self._chat)
+                self._files.note_gone(self._chat)
             except OperatorError as exc:
                 # The caller asked for something else, and the runner ends by itself, too.
                 logger.warning("sandbox %s could not be removed: %s", held.sandbox.id, exc)

@@ -208,6 +208,11 @@ class SandboxFiles(Saving):
         since_s = 0.0 if one.changed_s is None else self._now_s() - one.changed_s
         return one.changed_s is None or (one.called_s == math.inf and since_s < _JUST_NOW_S)
 
+    def note_gone(self, chat: ChatId) -> None:
+        """Note that what was not saved is gone: the next sandbox begins with what was."""
+        if one := self._chats.get(chat):
+            one.changed_s = None
+
     async def save_before_end(
         self, chat: ChatId, runtime: Runtime, *, older: int | None = None
     ) -> None:
