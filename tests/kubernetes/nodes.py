@@ -39,6 +39,8 @@ class Node:
         self.enforces_policies = self.binds_claims = True
         # It is out of reach: pods go on there, and none that is deleted is seen to end.
         self.is_lost = False
+        # How late it sees that a container has ended.
+        self.sees_after_s = 0.0
         # Why no pod can be placed, if so.
         self.full = ""
         # Pods begin and go on without any process.
@@ -144,6 +146,7 @@ class Node:
         if not made:
             return
         ended = await to_thread.run_sync(_wait, made, abandon_on_cancel=True, limiter=self._waits)
+        await anyio.sleep(self.sees_after_s)
         # Else the node has ended it, and told why.
         if uid in self._containers:
             code = ended["ExitCode"]

@@ -136,6 +136,16 @@ async def test_a_pod_deleted_by_force_is_told_though_nothing_cuts_its_stream(
         assert (await session.exec("cat file")).stdout == "kept\n"
 
 
+async def test_a_container_that_was_killed_is_told_so_though_its_node_looks_late(
+    fake: Cluster, data_root: Path
+) -> None:
+    fake.node.sees_after_s = 1.5
+    async with session_on(data_root) as session:
+        stop = ["docker", "kill", fake.node.container(pod_of(fake))]
+        assert "the sandbox ended" in await lost(session, lambda: subprocess.run(stop, check=True))
+        assert (await session.exec("cat file")).stdout == "kept\n"
+
+
 async def test_a_pod_in_which_nothing_answers_is_ended_and_its_files_stay(
     kind: str, fake: Cluster, data_root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -61,6 +61,8 @@ _CONNECT_S = 20.0
 _LISTENS_S = 3.0
 _CREATES_AT_ONCE = 8
 _GONE_S = 30.0
+# A node looks at its containers each second, and then tells of them.
+_TOLD_S = 3.0
 _MOST_ENDED = 10_000
 # How a program ends that is not our runner, or one of another version.
 _NOT_OURS = (1, 2)
@@ -122,7 +124,7 @@ class KubernetesSandbox:
 
     async def ending(self, *, within_s: float = 0.0) -> models.Ending | None:
         look = partial(self.backend.why_ended, self.id, self.uid)
-        return await self.backend.space.until(look, within_s)
+        return await self.backend.space.until(look, within_s and max(within_s, _TOLD_S))
 
 
 class KubernetesBackend:
