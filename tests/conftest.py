@@ -100,7 +100,9 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         item.add_marker(pytest.mark.bubblewrap)
     called = getattr(item, "callspec", None)
     places = ("backend_name", "data_root")
-    if called is None or "kubernetes" not in (called.params.get(each) for each in places):
+    if called is None or not {"kubernetes", "kubernetes-backups"}.intersection(
+        str(called.params.get(each)) for each in places
+    ):
         return
     name, is_contract = getattr(item, "originalname", ""), "tests/contract/" in item.nodeid
     if name in NOT_IN_PODS:
