@@ -68,7 +68,10 @@ def test_the_server_has_the_settings_and_the_template_of_the_operator(
     inside.mkdir()
     for name, text in found["ConfigMap"]["data"].items():
         (inside / name).write_text(text)
-    (server,) = found["Deployment"]["spec"]["template"]["spec"]["containers"]
+    pod = found["Deployment"]["spec"]["template"]["spec"]
+    # Else the cluster adds MCP_SANDBOX_SERVER_PORT, which is no setting.
+    assert pod["enableServiceLinks"] is False
+    (server,) = pod["containers"]
     settings = {each["name"]: each["value"] for each in server["env"] if each["name"] != "HOME"}
     moved = {k: v.replace("/etc/mcp-sandbox", str(inside)) for k, v in settings.items()}
     config = load_config(None, {}, moved).config

@@ -202,6 +202,8 @@ def _deployment(labels: Json, values: Values, files: list[str], *, shares: bool)
     claim = {"persistentVolumeClaim": {"claimName": NAME}}
     pod = {
         "serviceAccountName": NAME,
+        # Its own Service's address would be read as a setting.
+        "enableServiceLinks": False,
         # It answers its calls and saves its chats first.
         "terminationGracePeriodSeconds": 90,
         "securityContext": {**AS_USER, "seccompProfile": {"type": "RuntimeDefault"}},
