@@ -214,6 +214,21 @@ async def test_allowed_hosts_are_reached_by_certificates_that_servers_of_one_key
                 await (await stranger.session(CHAT)).exec("true")
 
 
+async def test_a_pod_that_begins_again_has_the_certificates_of_now(
+    fake: Cluster, data_root: Path, tmp_path: Path
+) -> None:
+    async with web() as servers:
+        config = allowing(in_cluster(data_root), servers, tmp_path / "web")
+        ask = f"curl -sSf https://{HERE}:{servers.secure}/"
+        for _ in range(2):
+            async with open_manager(config) as manager:
+                assert (await (await manager.session(CHAT)).exec(ask)).success
+                await manager.pause(CHAT)
+            # What shows them is deleted while nothing runs.
+            (name,) = fake.names("configmaps")
+            fake.delete("configmaps", name)
+
+
 async def test_one_from_a_pool_that_is_not_used_any_more_is_ended_and_followed(
     fake: Cluster, data_root: Path, set_up: SetUp
 ) -> None:

@@ -133,13 +133,13 @@ class KubernetesBackend:
     name: models.BackendName = "kubernetes"
     holds_files = True
 
-    def __init__(self, renderer: Renderer, namespace: Namespace) -> None:
+    def __init__(self, renderer: Renderer, namespace: Namespace, certificates: Path) -> None:
         self._config = namespace.config
         self.renderer = renderer
         self.keeps_paused_files = not renderer.in_pod
         self.space = namespace
         self._api = namespace.api
-        self._network = Network(namespace, renderer)
+        self._network = Network(namespace, renderer, certificates)
         self._creates = CapacityLimiter(_CREATES_AT_ONCE)
         # What leads to each pod, by its uid: a lost node does not cut it off.
         self._streams: dict[str, set[ExecStream]] = {}
@@ -168,7 +168,7 @@ class KubernetesBackend:
         name = self.renderer.name(spec.labels, WARM) if pooled else self.renderer.name(spec.labels)
         kind = self.space.kind_of(name)
         async with self._creates:
-            await self._network.prepare(made.network, spec.mounts)
+            await self._network.prepare(made.network)
             if await self._api.post(kind, self.renderer.owner(kind, name, made)):
                 try:
                     return await self._start(KubernetesSandbox(name, made, self))
@@ -432,7 +432,8 @@ async def open_kubernetes(
                 try:
                     tasks = await hosts.start(host)
                     space = Namespace(config, api, renderer, tasks)
-                    yield KubernetesBackend(renderer, space)
+                    trusted = data_root / "sandbox" / "authority" / "bundle"
+                    yield KubernetesBackend(renderer, space, trusted)
                 finally:
                     closed.set()
         except BaseExceptionGroup as group:

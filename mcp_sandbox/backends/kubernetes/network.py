@@ -5,7 +5,7 @@ Not every cluster does, and none says so: a pod that may reach nothing tries to 
 
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import anyio
@@ -23,7 +23,6 @@ from mcp_sandbox.backends.kubernetes.objects import (
 from mcp_sandbox.backends.kubernetes.verify import find_weaker
 from mcp_sandbox.backends.kubernetes.watch import NEVER, Found, Namespace, Row
 from mcp_sandbox.errors import BackendUnavailable, ImageMissing, InsecureSandbox
-from mcp_sandbox.models import Mount
 
 POLICY = Kind("networking.k8s.io", "networkpolicies", "NetworkPolicy")
 CONFIG_MAP = Kind("", "configmaps", "ConfigMap")
@@ -89,7 +88,9 @@ def policies() -> list[Json]:
 class Network:
     """The networks of the sandboxes of one data root."""
 
-    def __init__(self, namespace: Namespace, renderer: Renderer) -> None:
+    def __init__(self, namespace: Namespace, renderer: Renderer, certificates: Path) -> None:
+        """`certificates`: the folder of what sandboxes with allowed hosts trust."""
+        self._certificates = certificates
         self._namespace = namespace
         self._api = namespace.api
         self._image = namespace.config.image
@@ -98,13 +99,10 @@ class Network:
         self._is_tried = False
         self._shown: dict[str, str] = {}
 
-    async def prepare(self, network: str, mounts: Sequence[Mount] = ()) -> None:
-        """Raise InsecureSandbox if pods that must have no network reach another pod.
-
-        `mounts`: the folder of the certificates that they trust.
-        """
-        for mount in mounts:
-            await self._show(await to_thread.run_sync(_read_files, mount.source))
+    async def prepare(self, network: str) -> None:
+        """Raise InsecureSandbox if pods that must have no network reach another pod."""
+        if network == "allowlist":
+            await self._show(await to_thread.run_sync(_read_files, self._certificates))
         # Somebody may have deleted them since.
         if time.monotonic() > self._look_at_s:
             for policy in policies():
