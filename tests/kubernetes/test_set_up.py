@@ -79,6 +79,8 @@ def test_the_server_has_the_settings_and_the_template_of_the_operator(
     assert (config.backend, cluster.namespace, cluster.context) == ("kubernetes", "chats", "")
     assert read_template(cluster.template) == {"spec": {"runtimeClassName": "gvisor"}}
     assert config.limits.pids == 99
+    # The folder of a volume is root's, who alone could add tokens then.
+    assert "/srv/mcp-sandbox" in map(str, config.data_dir.parents)
     # By the address of its pod the server is not known.
     known = [{"name": "Host", "value": "localhost"}]
     assert server["readinessProbe"]["httpGet"]["httpHeaders"] == known

@@ -172,7 +172,8 @@ def _deployment(labels: Json, values: Values, files: list[str], *, shares: bool)
     own = {"MCP_SANDBOX_FLEET__NAME": "metadata.name", "POD_IP": "status.podIP"} if shares else {}
     settings = {
         "CONFIG": f"{_FILES}/{_SETTINGS}",
-        "DATA_DIR": _DATA,
+        # A volume's own folder is root's.
+        "DATA_DIR": f"{_DATA}/data",
         "BACKEND": "kubernetes",
         "KUBERNETES__NAMESPACE": values.namespace,
         "KUBERNETES__CONTEXT": "",
