@@ -11,6 +11,7 @@ import yaml
 from rich.console import Console
 from typer import BadParameter
 
+from mcp_sandbox.app.chats import open_manager
 from mcp_sandbox.app.demo import show
 from mcp_sandbox.backends.docker.spec import profile
 from mcp_sandbox.backends.kubernetes.manifests import RIGHTS
@@ -19,6 +20,7 @@ from mcp_sandbox.cli.setup import manifests, seccomp
 from mcp_sandbox.config import load_config
 from mcp_sandbox.doctor.attack import attack
 from mcp_sandbox.doctor.machine import Check, examine, examine_cluster, examine_place
+from mcp_sandbox.models import ChatId
 from tests.conftest import in_cluster
 from tests.kubernetes import schema
 from tests.kubernetes.cluster import Cluster
@@ -185,3 +187,19 @@ def test_nodes_get_the_filter_of_system_calls_that_containers_have(
 ) -> None:
     seccomp()
     assert json.loads(capsys.readouterr().out) == profile()
+
+
+async def test_where_pods_have_users_of_their_own_the_kernel_limits_their_processes(
+    cluster: Cluster | None, data_root: Path, tmp_path: Path
+) -> None:
+    if cluster:
+        pytest.skip("its pods have the users of this host")
+    template = tmp_path / "pod.yaml"
+    template.write_text("spec: {hostUsers: false}\n")
+    config = in_cluster(data_root, template=template)
+    limits = config.limits.model_copy(update={"pids": 64})
+    async with open_manager(config.model_copy(update={"limits": limits})) as manager:
+        session = await manager.session(ChatId("tester", "many"))
+        begun = "import subprocess\nfor _ in range(99): subprocess.Popen(['sleep', '9'])"
+        assert "BlockingIOError" in (await session.run_code(begun)).stderr
+        assert (await session.exec("echo on")).stdout == "on\n"

@@ -123,6 +123,7 @@ class Renderer:
         self._size = size_bytes
         self.instance = hashlib.sha256(b"instance" + key).hexdigest()[:16]
         self.in_pod = config.storage == "backups"
+        self._has_own_users = template.get("spec", {}).get("hostUsers") is False
         # A warm pool is printed where the instance is not known.
         self.certificates = f"mcp-sandbox-{config.warm_pool or self.instance}-certificates"
         # The labels of pods that are as they should be, by what these are without their names.
@@ -327,6 +328,9 @@ class Renderer:
             resource.RLIMIT_NOFILE: made.limits.open_files,
             resource.RLIMIT_FSIZE: made.limits.file_mb << 20,
         }
+        if self._has_own_users:
+            # Else it would count those of all pods of a node.
+            most[resource.RLIMIT_NPROC] = made.limits.pids
         found = {
             **beside_pid_1(environment(spec, PATH, HOME)),
             "MCP_SANDBOX_TOKEN_PIPE": _PIPE,
@@ -367,7 +371,9 @@ class Renderer:
             limits={
                 "memory": f"{limits.memory_mb} MiB (cgroup)",
                 "cpus": f"{limits.cpus:g} (cgroup)",
-                "pids": f"{limits.pids} left when a call begins (by the runner); the node's limit "
+                "pids": f"{limits.pids} (by the kernel, for the users of the pod)"
+                if self._has_own_users
+                else f"{limits.pids} left when a call begins (by the runner); the node's limit "
                 "a pod, if it has one, for what a call starts",
                 "shm": f"{limits.shm_mb} MiB",
                 "tmp": f"{limits.tmp_mb} MiB, counted as memory",
