@@ -1,7 +1,8 @@
 """Sandboxes whose files are in their pods alone, and such that wait in a warm pool."""
 
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -17,7 +18,6 @@ from mcp_sandbox.errors import (
     CapacityReached,
     ConfigError,
     InsecureSandbox,
-    SandboxGone,
 )
 from mcp_sandbox.models import ChatId
 from mcp_sandbox.sessions.manager import SessionManager
@@ -25,6 +25,7 @@ from tests.conftest import PROFILE, in_cluster
 from tests.contract.test_allowed_hosts import HERE, allowing, web
 from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.conftest import SetUp
+from tests.kubernetes.test_faults import lost
 
 CHAT = ChatId("tester", "backed-up")
 POOL = "warm"
@@ -73,9 +74,8 @@ async def test_a_pod_that_was_evicted_is_followed_by_one_with_the_last_backup(
         await manager.saving.save(CHAT)
         await session.exec("echo later > file")
         (name,) = fake.names("pods")
-        fake.do(fake.node.end_pod, name, "Evicted")
-        with suppress(SandboxGone):
-            await session.exec("true")
+        evict = partial(fake.do, fake.node.end_pod, name, "Evicted")
+        assert "the next call says whether files are" in await lost(session, evict)
         told = await session.exec("cat file")
         assert told.stdout == "saved\n"
         assert len(fake.names("pods")) == 1

@@ -140,10 +140,11 @@ class ChatSandbox:
                             "runs in its background. The next call connects to it again."
                         )
                     if cause:
-                        reason = (
-                            f"the sandbox ended: {cause}; what was under way is lost, files "
-                            "are kept. The next call gets a new sandbox on the same files."
-                        )
+                        files, backend = self._context.files, self._context.backend
+                        kept = "files are kept. The next call gets a new sandbox on the same files"
+                        if files.lost_with_sandbox and not backend.keeps_paused_files:
+                            kept = "and the next call says whether files are"
+                        reason = f"the sandbox ended: {cause}; what was under way is lost, {kept}."
                     lost = "" if cause is None else describe_lost(held.runtime.background)
                     held.end_reason = f"{reason}{lost}"
         return SandboxGone(held.end_reason or str(exc))
