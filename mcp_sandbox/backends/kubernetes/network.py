@@ -149,7 +149,7 @@ class Network:
                     "kubernetes.warm_pool, or delete it with kubectl if nothing uses it"
                 )
             # A server with the same key may have put its own, which are as good.
-            if files not in (self._shown, found["data"]):
+            if files not in (self._shown, found.get("data")):
                 await self._api.patch(CONFIG_MAP, name, {"data": files})
         self._shown = files
 
