@@ -282,8 +282,7 @@ async def test_a_warm_sandbox_that_somebody_weakened_is_ended(
         session = await manager.session(CHAT)
         with pytest.raises(InsecureSandbox, match="hostNetwork"):
             await session.exec("true")
-        await fake.until(fake.is_empty)
-        assert not fake.names("sandboxclaims")
+        await fake.until(lambda: fake.is_empty() and not fake.names("sandboxclaims"))
 
 
 async def test_a_pool_on_a_full_cluster_is_told_in_time(
