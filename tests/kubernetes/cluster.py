@@ -161,8 +161,9 @@ class Cluster:
                 yield
             finally:
                 server.should_exit = True
-                await to_thread.run_sync(self.node.close)
                 tasks.cancel_scope.cancel()
+        # What was being made is there now.
+        await to_thread.run_sync(self.node.close)
 
     def _admit(self, request: HTTPConnection, resource: str, verb: str) -> None:
         self.requests.append(request.url.path)

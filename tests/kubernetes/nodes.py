@@ -188,8 +188,9 @@ class Node:
     async def _stop(self, uid: str, grace_s: int = 0) -> bool:
         """Remove the containers of a pod; return whether there were any."""
         found = self._containers.pop(uid, {})
-        for container in reversed(found.values()):
-            await to_thread.run_sync(_remove, container, grace_s)
+        with anyio.CancelScope(shield=True):
+            for container in reversed(found.values()):
+                await to_thread.run_sync(_remove, container, grace_s)
         return bool(found)
 
     # Containers.
