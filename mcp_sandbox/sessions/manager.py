@@ -120,8 +120,7 @@ class SessionManager:
             tasks: TaskGroup = await self._tasks.start(self._host)
         context, folder = self._context, self._pool_folder
         context.tasks, self._entered = tasks, True
-        if folder:
-            assert isinstance(context.backend, Pooled)  # noqa: S101 - it holds no files
+        if folder and isinstance(context.backend, Pooled):
             context.pool = WarmPool(
                 context.backend, folder, context.settings, tasks, free=lambda: context.capacity.free
             )

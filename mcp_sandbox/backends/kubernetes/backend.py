@@ -278,11 +278,16 @@ class KubernetesBackend:
 
     def _notice(self, kind: Kind, name: str, before: Row | None, now: Row | None) -> None:
         """Hang up on a pod that has ended, and end what somebody has changed."""
-        is_same = before and now and before.uid == now.uid
-        if before and not (is_same and now and not now.has_ended):
+        is_other = not (before and now and before.uid == now.uid)
+        if before and (is_other or (now and now.has_ended)):
             for stream in self._streams.pop(before.uid, ()):
                 stream.closed.set()
-        if now and now.weaker and not now.has_ended and not (is_same and before and before.weaker):
+        if (
+            now
+            and now.weaker
+            and not now.has_ended
+            and (is_other or not (before and before.weaker))
+        ):
             self._end_weaker(kind, name, now)
 
     def _end_weaker(self, kind: Kind, name: str, row: Row) -> None:

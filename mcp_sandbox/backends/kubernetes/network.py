@@ -71,16 +71,15 @@ def policies() -> list[Json]:
         "open": [{"to": outside}, {"to": [dns], "ports": ports}],
     }
     return [
-        {
-            "apiVersion": "networking.k8s.io/v1",
-            "kind": "NetworkPolicy",
-            "metadata": {"name": f"{_NAME}{network}", "labels": APP},
-            "spec": {
+        POLICY.body(
+            f"{_NAME}{network}",
+            {"labels": APP},
+            {
                 "podSelector": {"matchLabels": {**APP, NETWORK: network}},
                 "policyTypes": ["Ingress", "Egress"],
                 **({"egress": egress} if egress else {}),
             },
-        }
+        )
         for network, egress in rules.items()
     ]
 

@@ -103,8 +103,9 @@ class Made:
     @classmethod
     def of(cls, spec: SandboxSpec, image: str, runner: str) -> "Made":
         """Return what a spec asks for."""
-        # Its one mount can only be that of the certificates that doors need.
-        network: Network = "allowlist" if spec.mounts else spec.network
+        # Where doors are to be, a backend is asked for their certificates alone.
+        trusts = any(mount.target == CERTIFICATES for mount in spec.mounts)
+        network: Network = "allowlist" if trusts else spec.network
         env, labels = dict(spec.env), dict(spec.labels)
         image = spec.image or image
         return cls(image, runner, spec.limits, network, env, spec.idle_s, labels=labels)
