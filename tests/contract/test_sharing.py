@@ -240,8 +240,11 @@ async def test_other_limits_mean_a_new_sandbox_with_the_same_files(config: Confi
         assert result.stdout == "kept\n0\n"
         (after,) = await chats_running(config)
         assert before.labels[SPEC] != after.labels[SPEC]
+        # The name of one in a cluster is that of its chat.
+        assert (before.id != after.id) == (config.backend != "kubernetes")
         # Where sandboxes hold the files, of which backup these are is told first.
-        *_, told = await session.take_notices()
+        *older, told = await session.take_notices()
+        assert all("from a backup" in each for each in older)
         assert "settings" in told
         assert "sleep 86385" in told
 
