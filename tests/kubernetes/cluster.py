@@ -43,7 +43,7 @@ class Cluster:
         self._portal = portal
         self.store = Store()
         self.node: Node
-        self._streams: set[WebSocket] = set()
+        self.execs: set[WebSocket] = set()
         self.away = threading.Event()
         self.socket = socket.create_server(("127.0.0.1", 0))
         # Else an answer waits for what the client acknowledges late.
@@ -115,7 +115,7 @@ class Cluster:
 
     def cut(self) -> None:
         """Cut all execs, as an API server that is restarted."""
-        for stream in list(self._streams):
+        for stream in list(self.execs):
             self.do(stream.close, 1001)
 
     def change(self, plural: str, name: str, news: Json) -> None:
@@ -232,7 +232,8 @@ class Cluster:
         container = self.node.container(websocket.path_params["name"], query["container"])
         chosen = next(each for each in self.protocols if each in offered)
         await websocket.accept(chosen)
-        self._streams.add(websocket)
+        self.execs.add(websocket)
+        self.store.tell()
         command = ["docker", "exec", "-i", container, *query.getlist("command")]
         try:
             async with await anyio.open_process(command) as process:
@@ -244,7 +245,8 @@ class Cluster:
         except* (*_CUT, *_CUT_INPUT):
             pass
         finally:
-            self._streams.discard(websocket)
+            self.execs.discard(websocket)
+            self.store.tell()
 
 
 async def _join(websocket: WebSocket, process: Process, *, is_v5: bool) -> None:

@@ -102,11 +102,14 @@ class Store:
             self.objects[plural][name] = found
         change = Change(kind, plural, found, before)
         self.history.append(change)
-        self.changed.set()
-        self.changed = anyio.Event()
+        self.tell()
         for listener in self.listeners:
             listener(change)
         return found
+
+    def tell(self) -> None:
+        self.changed.set()
+        self.changed = anyio.Event()
 
     def now(self) -> str:
         return (datetime.now(UTC) + self.ahead).strftime("%Y-%m-%dT%H:%M:%SZ")

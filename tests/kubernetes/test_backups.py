@@ -176,6 +176,30 @@ async def test_a_new_chat_gets_a_warm_sandbox_and_the_pool_another(
         assert (await session.exec("cat file")).stdout == "here\n"
 
 
+@pytest.mark.parametrize("is_cut", [False, True])
+async def test_a_claim_uses_the_exec_that_began_while_its_pod_waited(
+    fake: Cluster, data_root: Path, set_up: SetUp, is_cut: bool
+) -> None:
+    config = configured(data_root)
+    (warm,) = await set_up(config, 1)
+
+    def begun() -> int:
+        return sum(f"/{warm}/exec" in path for path in fake.requests)
+
+    async with open_manager(config) as manager, open_backend("kubernetes", config) as other:
+        for each in (manager.list, other.running):
+            await each()
+        await fake.until(lambda: len(fake.execs) == 2)
+        if is_cut:
+            fake.cut()
+            await fake.until(lambda: not fake.execs)
+        session = await manager.session(CHAT)
+        assert (await session.exec("echo on")).stdout == "on\n"
+        assert begun() == 2 + is_cut
+        # The other server has left it.
+        await fake.until(lambda: len(fake.execs) == 1 + (len(fake.names("pods")) - 1) * 2)
+
+
 async def test_allowed_hosts_are_reached_by_certificates_that_servers_of_one_key_share(
     fake: Cluster,
     data_root: Path,

@@ -20,6 +20,7 @@ from anyio.abc import ByteStream, TaskGroup, TaskStatus
 from mcp_sandbox import models
 from mcp_sandbox.backends.kubernetes.client import POD, ApiServer, Kind, Refused
 from mcp_sandbox.backends.kubernetes.exec_stream import (
+    CUT,
     ExecFailed,
     ExecStream,
     NotListening,
@@ -60,6 +61,8 @@ _CONNECT_S = 20.0
 # One that runs already does so at once, unless its server was killed before it had its secret.
 _LISTENS_S = 3.0
 _CREATES_AT_ONCE = 8
+# Pods of the warm pool in which an exec has begun ahead, and how many begin at once.
+_MOST_AHEAD, _AHEAD_AT_ONCE = 32, 2
 _GONE_S = 30.0
 # A node looks at its containers each second, and then tells of them.
 _TOLD_S = 3.0
@@ -114,7 +117,8 @@ class KubernetesSandbox:
                 await space.api.patch(POD, f"{pod.name}/ephemeralcontainers", news)
                 await space.until(lambda: find().shows_skills, within_s)
             at, command, given = (pod.name, WRITER), put_command(name), pack(files)
-            put = await open_exec(space.api, space.tasks, at, command, given, within_s)
+            put = await open_exec(space.api, space.tasks, at, command, within_s)
+            await put.connect(given, within_s)
         except (Refused, ExecFailed) as exc:
             raise BackendUnavailable(
                 f"the skill {name} cannot be put into the sandbox ({exc}): sandbox_reset gives it "
@@ -143,6 +147,9 @@ class KubernetesBackend:
         self._creates = CapacityLimiter(_CREATES_AT_ONCE)
         # What leads to each pod, by its uid: a lost node does not cut it off.
         self._streams: dict[str, set[ExecStream]] = {}
+        # Of a free pod: a stream that has not connected, and what waits for its end.
+        self._ahead: dict[str, tuple[ExecStream, anyio.CancelScope]] = {}
+        self._aheads = CapacityLimiter(_AHEAD_AT_ONCE)
         # Why pods were ended here, by uid.
         self._ended: dict[str, models.Ending] = {}
         namespace.notice = self._notice
@@ -282,6 +289,8 @@ class KubernetesBackend:
         if before and (is_other or (now and now.has_ended)):
             for stream in self._streams.pop(before.uid, ()):
                 stream.closed.set()
+        if now and now.is_free and now.runs and (is_other or not (before and before.runs)):
+            self.space.tasks.start_soon(self._open_ahead, now)
         if (
             now
             and now.weaker
@@ -339,13 +348,39 @@ class KubernetesBackend:
         self, pod: Row, listens_s: float = _CONNECT_S, *, first: bool = False
     ) -> ExecStream:
         """Open a byte stream to the runner of a pod. Raises ExecFailed."""
-        command = relay_command(listens_s, hands_over=first)
         secret = self.renderer.token(pod.uid).hex().encode() + b"\n" if first else b""
-        most_s, tasks = _CONNECT_S + listens_s, self.space.tasks
-        stream = await open_exec(self._api, tasks, (pod.name, OWN), command, secret, most_s)
+        if first and (begun := self._ahead.pop(pod.uid, None)):
+            stream, waiting = begun
+            waiting.cancel()
+        else:
+            stream = await self._begin(pod, relay_command(listens_s, hands_over=first))
+        await stream.connect(secret, _CONNECT_S + listens_s)
+        return stream
+
+    async def _begin(self, pod: Row, command: list[str]) -> ExecStream:
+        tasks, at = self.space.tasks, (pod.name, OWN)
+        stream = await open_exec(self._api, tasks, at, command, _CONNECT_S)
         open_ones = {each for each in self._streams.get(pod.uid, ()) if not each.closed.is_set()}
         self._streams[pod.uid] = open_ones | {stream}
         return stream
+
+    async def _open_ahead(self, pod: Row) -> None:
+        """Begin an exec in a free pod, for that lasts longer than to claim it."""
+        # Where it fails, who claims the pod begins another and is told.
+        with suppress(OperatorError, *CUT), anyio.CancelScope() as waiting:
+            async with self._aheads:
+                if len(self._ahead) >= _MOST_AHEAD or pod.name not in self.space.pods:
+                    return
+                stream = await self._begin(pod, relay_command(_CONNECT_S, hands_over=True))
+            self._ahead[pod.uid] = stream, waiting
+            try:
+                # It has no secret to say so: this lasts until it is claimed, cut, or ends.
+                if pod.name in self.space.pods:
+                    await stream.wait_connected()
+            finally:
+                self._ahead.pop(pod.uid, None)
+                if not waiting.cancel_called:
+                    stream.closed.set()
 
     async def _wait_until_it_runs(self, name: str, made: Made) -> Row:
         rows = self.space.pods

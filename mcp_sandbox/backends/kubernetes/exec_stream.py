@@ -16,6 +16,8 @@ _CONNECTED = b"connected\n"
 _PIECE = 32 * 1024
 _MOST_COMPLAINT = 4096
 _CLOSE_S = 2.0
+CUT = (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError, TimeoutError)
+_NO_REASON = "it gave no reason"
 
 
 class ExecFailed(SandboxGone):
@@ -71,6 +73,19 @@ class ExecStream(ByteStream):
         while _CONNECTED not in self.complaint:
             await self._next_message()
 
+    async def connect(self, given: bytes, within_s: float) -> None:
+        """Have the relay read `given` and reach its runner. Raises ExecFailed."""
+        try:
+            with anyio.fail_after(within_s):
+                await self.send(given)
+                await self.wait_connected()
+        except BaseException as exc:
+            self.closed.set()
+            if not isinstance(exc, CUT):
+                raise
+            why = self.complaint.decode(errors="replace").strip() or str(exc) or _NO_REASON
+            raise (NotListening if self.ended else ExecFailed)(why) from exc
+
     async def _next_message(self) -> None:
         if self.closed.is_set():
             raise anyio.ClosedResourceError
@@ -90,34 +105,18 @@ class ExecStream(ByteStream):
 
 
 async def open_exec(
-    api: ApiServer, tasks: TaskGroup, at: Place, command: list[str], given: bytes, within_s: float
+    api: ApiServer, tasks: TaskGroup, at: Place, command: list[str], within_s: float
 ) -> ExecStream:
-    """Start a relay in a pod; return once it is connected. It is closed when `tasks` end.
+    """Start a relay in a pod, which is still to connect; it is closed when `tasks` end.
 
-    `given` is what it reads first. Raises ExecFailed.
+    Raises ExecFailed.
     """
-    stream: ExecStream | None = None
-    why = "it gave no reason"
     try:
         with anyio.fail_after(within_s):
-            stream = await tasks.start(_keep_open, api, at, command)
-            assert stream is not None  # noqa: S101 - it was started
-            await stream.send(given)
-            await stream.wait_connected()
+            stream: ExecStream = await tasks.start(_keep_open, api, at, command)
             return stream
-    except (anyio.EndOfStream, anyio.BrokenResourceError, TimeoutError, *WEBSOCKET_ENDS) as exc:
-        why = str(exc) or why
-    except Refused as exc:
-        why = str(exc)
-    except BaseException:
-        if stream:
-            await stream.aclose()
-        raise
-    if stream is None:
-        raise ExecFailed(why)
-    await stream.aclose()
-    told = stream.complaint.decode(errors="replace").strip()
-    raise (NotListening if stream.ended else ExecFailed)(told or why)
+    except (Refused, TimeoutError, *WEBSOCKET_ENDS) as exc:
+        raise ExecFailed(str(exc) or _NO_REASON) from exc
 
 
 async def _keep_open(

@@ -8,7 +8,7 @@ import random
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import anyio
@@ -48,7 +48,8 @@ _AGAIN_S, _MOST_AGAIN_S = 1.0, 5.0
 class Row:
     """What is kept of an object, and the `reason` that it waits or has ended.
 
-    `weaker` is how it is not what was asked for; `made`: of a sandbox, None if that was changed.
+    `weaker` is how it is not what was asked for; `made`: of a sandbox, None if that was changed;
+    `is_free`: a pod of the warm pool that nobody has claimed.
     """
 
     name: str
@@ -62,6 +63,7 @@ class Row:
     shows_skills: bool = False
     weaker: tuple[str, ...] = ()
     made: Made | None = None
+    is_free: bool = False
 
     @classmethod
     def of(cls, found: Json, weaker: tuple[str, ...] = (), made: Made | None = None) -> "Row":
@@ -220,13 +222,19 @@ class Namespace:
         return version
 
     def _take(self, kind: Kind, event: str, found: Json) -> None:
-        name, uid = _name_sandbox(kind, found["metadata"]), found["metadata"]["uid"]
-        if event != "DELETED":
-            if row := self._read(kind, found):
-                self._put(kind, name, row)
-        elif (known := self._rows[kind].get(name)) and known.uid == uid:
-            # It may be there, with a label that is not ours any more.
-            self._put(kind, name, None)
+        metadata, rows, is_gone = found["metadata"], self._rows[kind], event == "DELETED"
+        name, own = _name_sandbox(kind, metadata), metadata["name"]
+        if not is_gone and (row := self._read(kind, found)):
+            if name != own:
+                # What leads to it from before its claim goes on.
+                rows.pop(own, None)
+            self._put(kind, name, row)
+            return
+        for each in (name, own):
+            known = rows.get(each)
+            if known and known.uid == metadata["uid"] and (is_gone or known.is_free):
+                # It may be there, with a label that is not ours, or claimed by another.
+                self._put(kind, each, None)
 
     def _put(self, kind: Kind, name: str, row: Row | None) -> None:
         before = self._rows[kind].pop(name, None)
@@ -239,9 +247,10 @@ class Namespace:
         """Return the row of an object; None for one of another data root."""
         notes, render = found["metadata"].get("annotations", {}), self._renderer
         whose = notes if self._has_instance_in_notes(kind) else found["metadata"].get("labels", {})
-        if whose.get(INSTANCE) != render.instance:
-            return None
         name, weaker = _name_sandbox(kind, found["metadata"]), list[str]()
+        if whose.get(INSTANCE) != render.instance:
+            is_free = NAME not in notes and name.startswith(f"{self.config.warm_pool}-")
+            return replace(Row.of(found), is_free=True) if kind is POD and is_free else None
         owner = self.kind_of(name)
         if kind is POD:
             weaker = render.find_changes(owner, name, found, render.files(owner, name))
