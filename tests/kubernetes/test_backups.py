@@ -220,8 +220,12 @@ async def test_allowed_hosts_are_reached_by_certificates_that_servers_of_one_key
             return found["data"]
 
         ask, config = f"curl -sSf https://{HERE}:{servers.secure}/", sharing("KEY", "a")
-        await set_up(config)
+        await set_up(config, 1)
         async with open_manager(config) as manager:
+            # What waits in the pool begins with them: no chat is needed for that.
+            await manager.list()
+            await fake.until(lambda: fake.names("configmaps"))
+            await set_up(config)
             session = await manager.session(CHAT)
             assert (await session.exec(ask)).success
             before = shown()

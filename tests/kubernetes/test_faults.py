@@ -400,6 +400,19 @@ async def test_a_watch_whose_token_has_expired_goes_on_with_the_next_one(
         assert await sandbox.ending(within_s=20) == "deleted"
 
 
+async def test_an_exec_whose_token_has_expired_is_asked_for_with_the_next_one(
+    fake: Cluster, data_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "kubeconfig"
+    file.write_text(fake.kubeconfig().read_text())
+    monkeypatch.setenv("KUBECONFIG", str(file))
+    async with backend_on(data_root) as backend, made(backend, SPEC) as sandbox:
+        file.write_text(file.read_text().replace(fake.token, "another"))
+        fake.token = "another"
+        await (await sandbox.open_channel()).aclose()
+        await (await sandbox.open_channel()).aclose()
+
+
 async def test_a_watch_that_a_proxy_cuts_amid_a_line_goes_on(
     fake: Cluster, data_root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

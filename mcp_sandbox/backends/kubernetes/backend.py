@@ -289,7 +289,7 @@ class KubernetesBackend:
         if before and (is_other or (now and now.has_ended)):
             for stream in self._streams.pop(before.uid, ()):
                 stream.closed.set()
-        if now and now.is_free and now.runs and (is_other or not (before and before.runs)):
+        if now and now.is_free and (is_other or not (before and before.runs)):
             self.space.tasks.start_soon(self._open_ahead, now)
         if (
             now
@@ -369,7 +369,9 @@ class KubernetesBackend:
         # Where it fails, who claims the pod begins another and is told.
         with suppress(OperatorError, *CUT), anyio.CancelScope() as waiting:
             async with self._aheads:
-                if len(self._ahead) >= _MOST_AHEAD or pod.name not in self.space.pods:
+                # It may wait for these to begin.
+                await self._network.show()
+                if not pod.runs or len(self._ahead) >= _MOST_AHEAD:
                     return
                 stream = await self._begin(pod, relay_command(_CONNECT_S, hands_over=True))
             self._ahead[pod.uid] = stream, waiting

@@ -246,27 +246,31 @@ class ApiServer:
     @asynccontextmanager
     async def exec(self, pod: str, container: str, command: list[str]) -> AsyncGenerator[WebSocket]:
         """Start a program in a container of a pod; raises Refused, and any of WEBSOCKET_ENDS."""
-        client = await self._client()
-        await self._take_turn()
         # Some runtimes lose output where no input is asked for.
         flags = [(name, "true") for name in ("stdin", "stdout", "stderr")]
         params = [*flags, ("container", container), *(("command", word) for word in command)]
         path = f"{self.path(POD, pod)}/exec"
-        try:
-            async with httpx_ws.aconnect_ws(
-                str(client.base_url.join(path)),
-                client,
-                subprotocols=_PROTOCOLS,
-                max_message_size_bytes=_MESSAGE_BYTES,
-                queue_size=_MESSAGES,
-                keepalive_ping_interval_seconds=_PING_S,
-                session_class=WebSocket,
-                params=params,
-            ) as websocket:
-                yield websocket
-        except httpx_ws.WebSocketUpgradeError as exc:
-            status = exc.response.status_code
-            raise self._explain(status, f"it answered {status}", "create", path) from exc
+        for renewed in (False, True):
+            client = await self._client()
+            await self._take_turn()
+            try:
+                async with httpx_ws.aconnect_ws(
+                    str(client.base_url.join(path)),
+                    client,
+                    subprotocols=_PROTOCOLS,
+                    max_message_size_bytes=_MESSAGE_BYTES,
+                    queue_size=_MESSAGES,
+                    keepalive_ping_interval_seconds=_PING_S,
+                    session_class=WebSocket,
+                    params=params,
+                ) as websocket:
+                    yield websocket
+                    return
+            except httpx_ws.WebSocketUpgradeError as exc:
+                status = exc.response.status_code
+                error = self._explain(status, f"it answered {status}", "create", path)
+                if status != 401 or renewed:
+                    raise error from exc
 
     async def _send(
         self, method: str, path: str, body: Body | None, params: Mapping[str, str]

@@ -101,7 +101,7 @@ class Network:
     async def prepare(self, network: str) -> None:
         """Raise InsecureSandbox if pods that must have no network reach another pod."""
         if network == "allowlist":
-            await self._show(await to_thread.run_sync(_read_files, self._certificates))
+            await self.show()
         # Somebody may have deleted them since.
         if time.monotonic() > self._look_at_s:
             for policy in policies():
@@ -129,10 +129,11 @@ class Network:
             reset = {"spec": {"egress": None, "ingress": None, **policy["spec"]}}
             await self._api.patch(POLICY, name, reset)
 
-    async def _show(self, files: dict[str, str]) -> None:
+    async def show(self) -> None:
         """Have pods see the certificates as they are now; a cluster shows a change to those too."""
+        files = await to_thread.run_sync(_read_files, self._certificates)
         name, own = self._renderer.certificates, {**APP, INSTANCE: self._renderer.instance}
-        if files == self._shown and time.monotonic() <= self._look_at_s:
+        if not files or (files == self._shown and time.monotonic() <= self._look_at_s):
             return
         try:
             found = await self._api.get(CONFIG_MAP, name)
