@@ -251,7 +251,7 @@ class Node:
         """Return the engine's network: none for a pod that policies cut off."""
         labels = pod["metadata"].get("labels", {}).items()
         policies = self._store.objects["networkpolicies"].values()
-        chosen = (each["spec"]["podSelector"]["matchLabels"] for each in policies)
+        chosen = (each["spec"]["podSelector"].get("matchLabels", {}) for each in policies)
         is_apart = self.enforces_policies and any(each.items() <= labels for each in chosen)
         return "none" if is_apart else "bridge"
 

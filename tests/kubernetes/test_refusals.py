@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from mcp_sandbox.app.chats import open_backend, open_manager
 from mcp_sandbox.backends.kubernetes.client import ApiServer, Kind
+from mcp_sandbox.backends.kubernetes.network import POLICY
 from mcp_sandbox.backends.kubernetes.objects import LABELS, RECORD, SEAL, VOLUME, Made, Renderer
 from mcp_sandbox.backends.kubernetes.verify import find_weaker, read_template
 from mcp_sandbox.config import KubernetesConfig
@@ -241,6 +243,47 @@ async def test_a_cluster_without_policies_gives_no_sandbox(fake: Cluster, data_r
     await fake.until(fake.is_empty)
 
 
+def expression(key: str, operator: str, *values: str) -> dict[str, object]:
+    return {"matchExpressions": [{"key": key, "operator": operator, "values": [*values]}]}
+
+
+DNS = {"egress": [{"ports": [{"protocol": "UDP", "port": 53}]}]}
+
+
+@pytest.mark.parametrize(
+    ("selector", "rules", "opens"),
+    [
+        ({}, DNS, True),
+        ({}, {"ingress": [{}]}, True),
+        ({}, {}, False),
+        ({"matchLabels": {"team": "blue"}}, DNS, True),
+        ({"matchLabels": {"app": "another"}}, DNS, False),
+        (expression("app", "In", "mcp-sandbox"), DNS, True),
+        (expression("app", "Exists"), DNS, True),
+        (expression("app", "NotIn", "mcp-sandbox"), DNS, False),
+        (expression("app", "DoesNotExist"), DNS, False),
+    ],
+)
+async def test_a_policy_that_opens_what_ours_close_is_named(
+    fake: Cluster,
+    data_root: Path,
+    tmp_path: Path,
+    selector: dict[str, object],
+    rules: dict[str, object],
+    opens: bool,
+) -> None:
+    template = tmp_path / "pod.yaml"
+    template.write_text("metadata: {labels: {team: blue}}")
+    spec = {"podSelector": selector, "policyTypes": ["Ingress", "Egress"], **rules}
+    fake.do(fake.store.add, "networkpolicies", POLICY.body("baseline", {}, spec))
+    try:
+        async with open_backend("kubernetes", in_cluster(data_root, template=template)) as backend:
+            with pytest.raises(InsecureSandbox, match="baseline") if opens else nullcontext():
+                await backend.probe()
+    finally:
+        fake.delete("networkpolicies", "baseline")
+
+
 @pytest.mark.parametrize(
     ("text", "name"),
     [
@@ -292,6 +335,7 @@ WEAKER: dict[str, Weaken] = {
     "writable root": lambda pod: own(pod)["securityContext"].pop("readOnlyRootFilesystem"),
     "root": lambda pod: pod["securityContext"].update(runAsUser=0),
     "seccomp": lambda pod: pod["securityContext"].update(seccompProfile={"type": "Unconfined"}),
+    "SELinux": lambda pod: pod["securityContext"].update(seLinuxOptions={"type": "spc_t"}),
     "host network": lambda pod: pod.update(hostNetwork=True),
     "host processes": lambda pod: pod.update(hostPID=True),
     "account": lambda pod: pod.update(automountServiceAccountToken=True),
@@ -319,6 +363,8 @@ def test_a_pod_that_came_out_otherwise_is_noticed(change: Weaken) -> None:
     pod = render.pod("p", Made("image:1", "", Limits(), "none", {"A": "b"}, 60))
     live = copy.deepcopy(pod)
     default_pod(live)
+    for each in (live["spec"], own(live["spec"])):
+        each["securityContext"]["seLinuxOptions"] = {"level": "s0:c26,c5"}
     assert not find_weaker(pod["spec"], live["spec"])
     change(live["spec"])
     assert find_weaker(pod["spec"], live["spec"])

@@ -46,7 +46,7 @@ RIGHTS: dict[tuple[str, str], tuple[str, ...]] = {
     ("", "events"): ("list",),
     # The certificates of sandboxes with allowed hosts.
     ("", "configmaps"): ("create", "get", "patch"),
-    ("networking.k8s.io", "networkpolicies"): ("create", "get", "patch"),
+    ("networking.k8s.io", "networkpolicies"): ("create", "get", "list", "patch"),
 }
 
 

@@ -5,7 +5,7 @@ Not every cluster does, and none says so: a pod that may reach nothing tries to 
 
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import anyio
@@ -96,18 +96,39 @@ class Network:
         self._renderer = renderer
         self._look_at_s = 0.0
         self._is_tried = False
+        # What policies that are not ours, and allow something, are for.
+        self._others: dict[str, Json] = {}
         self._shown: dict[str, str] = {}
 
     async def prepare(self, network: str) -> None:
         """Raise InsecureSandbox if pods that must have no network reach another pod."""
         if network == "allowlist":
             await self.show()
-        # Somebody may have deleted them since.
+        # Somebody may have deleted them since, or added others.
         if time.monotonic() > self._look_at_s:
+            pages = self._api.pages(POLICY)
+            found = {p["metadata"]["name"]: p["spec"] async for page, _ in pages for p in page}
             for policy in policies():
-                await self._put(policy)
+                await self._put(policy, found.pop(policy["metadata"]["name"], None))
+            opening = (
+                (name, spec)
+                for name, spec in found.items()
+                if spec.get("egress") or spec.get("ingress")
+            )
+            self._others = {name: spec["podSelector"] for name, spec in opening}
             self._look_at_s = time.monotonic() + _LOOK_AGAIN_S
-        if network == "open" or self._is_tried:
+        if network == "open":
+            return
+        labels = self._renderer.trial("", [], network)["metadata"]["labels"]
+        for name, selector in self._others.items():
+            if _selects(selector, labels):
+                ((app, value),) = APP.items()
+                raise InsecureSandbox(
+                    f"NetworkPolicy {name} lets sandboxes in or out too, which network: {network} "
+                    f"keeps in: write podSelector: {{matchExpressions: [{{key: {app}, operator: "
+                    f"NotIn, values: [{value}]}}]}} into it, or set network: open"
+                )
+        if self._is_tried:
             return
         none = f"{_NAME}none"
         noted = (await self._api.get(POLICY, none))["metadata"].get("annotations", {})
@@ -118,16 +139,12 @@ class Network:
             await self._api.patch(POLICY, none, note)
         self._is_tried = True
 
-    async def _put(self, policy: Json) -> None:
-        name = policy["metadata"]["name"]
-        try:
-            found = await self._api.get(POLICY, name)
-        except Refused:
+    async def _put(self, policy: Json, found: Json | None) -> None:
+        if found is None:
             await self._api.post(POLICY, policy)
-            return
-        if find_weaker(policy["spec"], found["spec"]):
+        elif find_weaker(policy["spec"], found):
             reset = {"spec": {"egress": None, "ingress": None, **policy["spec"]}}
-            await self._api.patch(POLICY, name, reset)
+            await self._api.patch(POLICY, policy["metadata"]["name"], reset)
 
     async def show(self) -> None:
         """Have pods see the certificates as they are now; a cluster shows a change to those too."""
@@ -199,6 +216,23 @@ class Network:
                     return found
                 await anyio.sleep(_POLL_S)
         raise await self._namespace.explain_wait(name, row, self._image)
+
+
+def _selects(selector: Json, labels: Mapping[str, str]) -> bool:
+    """Return whether a selector of Kubernetes takes what has these labels."""
+    if not selector.get("matchLabels", {}).items() <= labels.items():
+        return False
+    for each in selector.get("matchExpressions", ()):
+        value = labels.get(each["key"])
+        among = value in each.get("values", ())
+        if not {
+            "In": among,
+            "NotIn": not among,
+            "Exists": value is not None,
+            "DoesNotExist": value is None,
+        }[each["operator"]]:
+            return False
+    return True
 
 
 def _read_files(folder: Path) -> dict[str, str]:

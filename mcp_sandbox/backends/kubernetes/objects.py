@@ -349,12 +349,13 @@ class Renderer:
     def trial(self, name: str, command: list[str], network: str) -> Json:
         """Return a pod that runs a program of ours once, with nothing of a chat."""
         made = Made(self._config.image, "", Limits(memory_mb=128), "none", {}, 0)
-        spec = self.template(made)["spec"]
+        pod = self.template(made)
+        labels, spec = pod["metadata"]["labels"], pod["spec"]
         (container,) = spec["containers"]
         own = [each for each in container["volumeMounts"] if each["name"] != FILES]
         container |= {"command": command, "volumeMounts": own, "workingDir": "/"}
         spec["activeDeadlineSeconds"] = 120
-        return POD.body(name, {"labels": {**APP, **TRIAL, NETWORK: network}}, spec)
+        return POD.body(name, {"labels": {**labels, **TRIAL, NETWORK: network}}, spec)
 
     def facts(self, made: Made) -> SandboxFacts:
         """Return what holds in such a pod, once `verify` found nothing weaker."""

@@ -26,6 +26,8 @@ _ALLOWED = re.compile(
 _ADDED = re.compile(
     rf"spec\.({'|'.join(_PLACED)}|nodeName|serviceAccount(Name)?|priority|preemptionPolicy|overhead"
     r"|schedulingG(roup|ates)|resources|os)\b.*"
+    # OpenShift keeps namespaces apart by these.
+    r"|spec\.(containers\[sandbox\]\.)?securityContext\.seLinuxOptions\.level"
     r"|spec\.(containers\[sandbox\]|ephemeralContainers\[skills\])\.(terminationMessage(Path|Policy)"
     r"|resizePolicy\b.*|resources\.(requests|limits)\.ephemeral-storage|volumeMounts\[.*\]\.recursiveReadOnly)"
 )
