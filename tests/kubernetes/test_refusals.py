@@ -276,12 +276,13 @@ async def test_a_policy_that_opens_what_ours_close_is_named(
     template.write_text("metadata: {labels: {team: blue}}")
     spec = {"podSelector": selector, "policyTypes": ["Ingress", "Egress"], **rules}
     fake.do(fake.store.add, "networkpolicies", POLICY.body("baseline", {}, spec))
-    try:
-        async with open_backend("kubernetes", in_cluster(data_root, template=template)) as backend:
+    async with open_backend("kubernetes", in_cluster(data_root, template=template)) as backend:
+        try:
             with pytest.raises(InsecureSandbox, match="baseline") if opens else nullcontext():
                 await backend.probe()
-    finally:
-        fake.delete("networkpolicies", "baseline")
+        finally:
+            fake.delete("networkpolicies", "baseline")
+        await backend.probe()
 
 
 @pytest.mark.parametrize(

@@ -110,18 +110,18 @@ class Network:
             found = {p["metadata"]["name"]: p["spec"] async for page, _ in pages for p in page}
             for policy in policies():
                 await self._put(policy, found.pop(policy["metadata"]["name"], None))
-            opening = (
-                (name, spec)
+            self._others = {
+                name: spec["podSelector"]
                 for name, spec in found.items()
                 if spec.get("egress") or spec.get("ingress")
-            )
-            self._others = {name: spec["podSelector"] for name, spec in opening}
+            }
             self._look_at_s = time.monotonic() + _LOOK_AGAIN_S
         if network == "open":
             return
         labels = self._renderer.trial("", [], network)["metadata"]["labels"]
         for name, selector in self._others.items():
             if _selects(selector, labels):
+                self._look_at_s = 0.0
                 ((app, value),) = APP.items()
                 raise InsecureSandbox(
                     f"NetworkPolicy {name} lets sandboxes in or out too, which network: {network} "
