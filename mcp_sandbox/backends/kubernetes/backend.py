@@ -150,6 +150,7 @@ class KubernetesBackend:
         # Of a free pod: a stream that has not connected, and what waits for its end.
         self._ahead: dict[str, tuple[ExecStream, anyio.CancelScope]] = {}
         self._aheads = CapacityLimiter(_AHEAD_AT_ONCE)
+        self._creating: set[str] = set()
         # Why pods were ended here, by uid.
         self._ended: dict[str, models.Ending] = {}
         namespace.notice = self._notice
@@ -176,13 +177,17 @@ class KubernetesBackend:
         kind = self.space.kind_of(name)
         async with self._creates:
             await self._network.prepare(made.network)
-            if await self._api.post(kind, self.renderer.owner(kind, name, made)):
-                try:
-                    return await self._start(KubernetesSandbox(name, made, self))
-                except BaseException:
-                    with anyio.CancelScope(shield=True), suppress(OperatorError):
-                        await self.destroy(name)
-                    raise
+            self._creating.add(name)
+            try:
+                if await self._api.post(kind, self.renderer.owner(kind, name, made)):
+                    try:
+                        return await self._start(KubernetesSandbox(name, made, self))
+                    except BaseException:
+                        with anyio.CancelScope(shield=True), suppress(OperatorError):
+                            await self.destroy(name)
+                        raise
+            finally:
+                self._creating.discard(name)
         # A server was killed before it could note that it made one.
         try:
             return await self.attach(name)
@@ -289,6 +294,9 @@ class KubernetesBackend:
         if before and (is_other or (now and now.has_ended)):
             for stream in self._streams.pop(before.uid, ()):
                 stream.closed.set()
+        if now and not now.is_free and now.uid in self._ahead and name not in self._creating:
+            # A server with the same key has claimed it.
+            self._ahead[now.uid][0].closed.set()
         if now and now.is_free and (is_other or not (before and before.runs)):
             self.space.tasks.start_soon(self._open_ahead, now)
         if (
