@@ -26,6 +26,7 @@ from tests.contract.test_allowed_hosts import HERE, allowing, web
 from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.conftest import SetUp
 from tests.kubernetes.test_faults import lost
+from tests.kubernetes.test_refusals import soon_out_of_time
 
 CHAT = ChatId("tester", "backed-up")
 POOL = "warm"
@@ -316,10 +317,9 @@ async def test_a_warm_sandbox_that_somebody_weakened_is_ended(
 async def test_a_pool_on_a_full_cluster_is_told_in_time(
     fake: Cluster, data_root: Path, set_up: SetUp
 ) -> None:
-    config = configured(data_root, start_timeout="2s")
+    config = configured(data_root)
     await set_up(config)
-    async with open_manager(config) as manager:
-        await (await manager.session(ChatId("tester", "first"))).exec("true")
+    async with soon_out_of_time(config) as manager:
         fake.node.full = "0/3 nodes are available: insufficient memory"
         with pytest.raises(CapacityReached, match="insufficient memory"):
             await (await manager.session(CHAT)).exec("true")

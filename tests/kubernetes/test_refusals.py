@@ -1,8 +1,8 @@
 """What an operator or a cluster has set up wrongly is said by name, before anything runs."""
 
 import copy
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from mcp_sandbox.backends.kubernetes.client import ApiServer, Kind
 from mcp_sandbox.backends.kubernetes.network import POLICY
 from mcp_sandbox.backends.kubernetes.objects import LABELS, RECORD, SEAL, VOLUME, Made, Renderer
 from mcp_sandbox.backends.kubernetes.verify import find_weaker, read_template
-from mcp_sandbox.config import KubernetesConfig
+from mcp_sandbox.config import Config, KubernetesConfig
 from mcp_sandbox.errors import (
     BackendUnavailable,
     CapacityReached,
@@ -28,6 +28,7 @@ from mcp_sandbox.errors import (
     OperatorError,
 )
 from mcp_sandbox.models import ChatId, Limits
+from mcp_sandbox.sessions.manager import SessionManager
 from tests.conftest import in_cluster
 from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.store import Change, default_pod
@@ -43,6 +44,16 @@ async def refusal(data_root: Path, **given: object) -> OperatorError:
         with pytest.raises(OperatorError) as refused:
             await session.exec("true")
     return refused.value
+
+
+@asynccontextmanager
+async def soon_out_of_time(config: Config) -> AsyncGenerator[SessionManager]:
+    """Give a pod two seconds, once the network was tried and one chat has a pod."""
+    short = config.kubernetes.model_copy(update={"start_timeout": 2.0})
+    async with open_manager(config) as first:
+        await (await first.session(ChatId("tester", "first"))).exec("true")
+        async with open_manager(config.model_copy(update={"kubernetes": short})) as manager:
+            yield manager
 
 
 @pytest.mark.parametrize(
@@ -130,9 +141,7 @@ async def test_objects_that_are_too_old_are_refused_in_words(
 
 
 async def test_a_quota_and_a_full_cluster_are_told_in_time(fake: Cluster, data_root: Path) -> None:
-    async with open_manager(in_cluster(data_root, start_timeout="2s")) as manager:
-        # The network has been tried.
-        await (await manager.session(ChatId("tester", "first"))).exec("true")
+    async with soon_out_of_time(in_cluster(data_root)) as manager:
         session = await manager.session(CHAT)
         fake.store.quota = 1
         with pytest.raises(CapacityReached, match=r"exceeded quota.*mcp-sandbox stop"):
@@ -147,8 +156,7 @@ async def test_a_quota_and_a_full_cluster_are_told_in_time(fake: Cluster, data_r
 
 
 async def test_a_claim_that_is_never_bound_is_told_in_time(fake: Cluster, data_root: Path) -> None:
-    async with open_manager(in_cluster(data_root, start_timeout="2s")) as manager:
-        await (await manager.session(ChatId("tester", "first"))).exec("true")
+    async with soon_out_of_time(in_cluster(data_root)) as manager:
         fake.node.binds_claims = False
         session = await manager.session(CHAT)
         with anyio.fail_after(10), pytest.raises(CapacityReached, match="unbound immediate"):
@@ -160,8 +168,7 @@ async def test_a_claim_that_is_never_bound_is_told_in_time(fake: Cluster, data_r
 async def test_why_a_container_is_not_made_is_told_from_its_events(
     fake: Cluster, data_root: Path
 ) -> None:
-    async with open_manager(in_cluster(data_root, start_timeout="2s")) as manager:
-        await (await manager.session(ChatId("tester", "first"))).exec("true")
+    async with soon_out_of_time(in_cluster(data_root)) as manager:
         fake.store.listeners.append(partial(fail_to_mount, fake))
         with pytest.raises(CapacityReached, match=r"Multi-Attach error.*make room"):
             await (await manager.session(CHAT)).exec("true")
@@ -192,8 +199,7 @@ async def test_a_quota_that_a_controller_meets_is_told(
     fake: Cluster, data_root: Path, limited: str
 ) -> None:
     fake.has_sandboxes = ["v1beta1"]
-    async with open_manager(in_cluster(data_root, start_timeout="2s")) as manager:
-        await (await manager.session(ChatId("tester", "first"))).exec("true")
+    async with soon_out_of_time(in_cluster(data_root)) as manager:
         fake.store.limited, fake.store.quota = limited, 1
         with pytest.raises(CapacityReached, match="exceeded quota"):
             await (await manager.session(CHAT)).exec("true")
