@@ -57,7 +57,7 @@ class Backend(Protocol):
         """True where sandboxes have no mounts, but places of their own that outlive a pause.
 
         /workspace and /home/sandbox are empty at first and the sandbox user's; skills are shown by
-        `ShowsSkills`. `attach` starts their runner again where it has ended.
+        `ShowsSkills`. `attach` starts their runner again where it has ended and they have not.
         """
 
     @property

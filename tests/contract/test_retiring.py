@@ -28,11 +28,11 @@ async def sandbox(backend: Backend, tmp_path: Path) -> AsyncGenerator[Sandbox]:
         yield running
 
 
-async def gone(backend: Backend) -> None:
-    # Where sandboxes hold the files, one is paused then.
-    rests = "paused" if backend.holds_files else ""
+async def gone(backend: Backend, sandbox: Sandbox) -> None:
+    """Wait until nothing runs in it, and none is listed unless it holds its files."""
+    assert await sandbox.ending(within_s=20)
     with anyio.fail_after(30):
-        while any(row.state != rests for row in await backend.running()):
+        while not backend.holds_files and await backend.running():
             await anyio.sleep(0.02)
 
 
@@ -48,15 +48,19 @@ async def commands(runtime: Runtime) -> set[str]:
 
 
 async def test_the_only_user_may_end_it_and_nothing_is_left(
-    backend: Backend, sandbox: Sandbox
+    backend: Backend, sandbox: Sandbox, backend_name: str
 ) -> None:
     async with connected(sandbox) as runtime:
-        await runtime.exec("true")
+        await runtime.exec("echo here > file")
         assert await runtime.retire(background_too=False) == ""
         with pytest.raises(SandboxGone):
             await runtime.exec("true")
-    await gone(backend)
-    if not backend.keeps_paused_files:
+    await gone(backend, sandbox)
+    # Files in a pod go with it.
+    if backend.holds_files and backend_name != "kubernetes-backups":
+        async with connected(await backend.attach(sandbox.id)) as again:
+            assert (await again.exec("cat file")).stdout == "here\n"
+    else:
         with pytest.raises(SandboxGone):
             await backend.attach(sandbox.id)
 
@@ -79,7 +83,7 @@ async def test_two_that_leave_at_once_leave_nobody_behind(
     async with connected(sandbox) as mine, connected(sandbox) as theirs:
         assert await mine.retire(background_too=True, leaving=True) == "users"
         assert await theirs.retire(background_too=True, leaving=True) == ""
-    await gone(backend)
+    await gone(backend, sandbox)
 
 
 async def test_it_does_not_end_under_a_call(sandbox: Sandbox) -> None:
@@ -116,7 +120,7 @@ async def test_what_runs_in_the_background_keeps_it(
         assert await runtime.retire(background_too=False) == "background"
         assert (await runtime.exec("ps -eo args | grep -c '[s]leep 8639'")).stdout == "2\n"
         assert await runtime.retire(background_too=True) == ""
-    await gone(backend)
+    await gone(backend, sandbox)
 
 
 async def test_every_server_is_told_what_runs_in_the_background(

@@ -55,6 +55,8 @@ chown 10001:10001 /workspace {_HOME}
 """
 _CONNECT = f"import socket; socket.socket(socket.AF_UNIX).connect('{_SOCKET}')"
 _LISTENS = f'python3 -I -S -c "{_CONNECT}"'
+_LOOK_S = 0.1
+_ENDED = f"; do {_LISTENS} || {{ echo ended; break; }}; sleep {_LOOK_S}; done"
 # The runner is pid 1 of a namespace of its own: code can neither end it nor look into it. When
 # it has made its socket, the folder of that is closed. It takes the token away before it runs
 # anything.
@@ -104,15 +106,15 @@ class E2BSandbox:
         await self.box.write(_SKILL, pack(files))
         await self.box.run(f"{shlex.join(put_command(name))} <{_SKILL}")
 
-    async def ending(self, *, within_s: float = 0.0) -> models.Ending | None:  # noqa: ARG002
+    async def ending(self, *, within_s: float = 0.0) -> models.Ending | None:
         """Return "lost" if E2B does not know it any more, "ended" if only its runner has ended."""
+        looks = 1 + int(within_s / _LOOK_S)
         try:
-            await (await self.client.connect(self.id)).run(_LISTENS)
+            box = await self.client.connect(self.id)
+            said = await box.run(f"for _ in $(seq {looks}){_ENDED}")
         except SandboxGone:
             return "lost"
-        except BackendUnavailable:
-            return "ended"
-        return None
+        return "ended" if said else None
 
 
 class E2BBackend:
