@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from mcp_sandbox.runner.workers.fork_server import WorkerHandle
     from mcp_sandbox.runner.workers.pool import Pool
 
-# How long a cancelled operation may clean up.
-_GRACE_S = 1.0
+# How long a cancelled operation may remove what it has made; the host waits for 8 s.
+_GRACE_S = 5.0
 _TRIES = 3
 _END_BYTES = 16
 
@@ -73,7 +73,7 @@ class Operation:
             self._tap.resume()
 
     def cancel(self) -> None:
-        """Let it clean up; kill it if that takes longer than a second."""
+        """Let it clean up; kill it if that takes too long."""
         # No peer takes the rest of the body, or gives credit for it.
         if self._tap:
             self._tap.close()
