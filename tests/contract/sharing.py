@@ -1,25 +1,26 @@
 """A server in a process of its own: opens one chat from many tasks, says in which sandbox, waits.
 
-Arguments: backend, data root, number of tasks. One line on standard output, then it waits for the
-end of standard input.
+Arguments: place, configuration, number of tasks. One line on standard output, then it waits for
+the end of standard input.
 """
 
 import json
 import sys
-from pathlib import Path
+from contextlib import nullcontext
 
 import anyio
 from anyio import to_thread
 
 from mcp_sandbox.app.chats import open_manager
+from mcp_sandbox.config import Config
 from mcp_sandbox.models import ChatId
-from tests.conftest import configured
+from tests.holding import holding_files
 
 CHAT = ChatId("tester", "raced")
 
 
-async def main(name: str, data_root: str, tasks: int) -> None:
-    async with open_manager(configured(name, Path(data_root))) as manager:
+async def main(config: Config, tasks: int) -> None:
+    async with open_manager(config) as manager:
         session = await manager.session(CHAT)
         answers: list[str] = []
 
@@ -37,4 +38,6 @@ async def main(name: str, data_root: str, tasks: int) -> None:
 
 
 if __name__ == "__main__":
-    anyio.run(main, sys.argv[1], sys.argv[2], int(sys.argv[3]))
+    given = Config.model_validate_json(sys.argv[2])
+    with holding_files() if sys.argv[1] == "holding" else nullcontext():
+        anyio.run(main, given, int(sys.argv[3]))

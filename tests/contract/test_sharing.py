@@ -103,8 +103,9 @@ async def test_a_call_of_another_server_keeps_it(config: Config) -> None:
 
 @asynccontextmanager
 async def server(name: str, config: Config, tasks: int) -> AsyncGenerator[Process]:
-    command = [sys.executable, "-m", "tests.contract.sharing", name, str(config.data_dir)]
-    async with await anyio.open_process([*command, str(tasks)], stderr=None, cwd=ROOT) as process:
+    command = [sys.executable, "-m", "tests.contract.sharing", name]
+    given = [config.model_dump_json(), str(tasks)]
+    async with await anyio.open_process([*command, *given], stderr=None, cwd=ROOT) as process:
         try:
             yield process
         finally:
