@@ -14,7 +14,7 @@ from mcp_sandbox.config import Config
 from mcp_sandbox.errors import Busy, InvalidArgument, SandboxError
 from mcp_sandbox.runner.wire import protocol
 from mcp_sandbox.runtime.channel import Channel
-from mcp_sandbox.runtime.doors import Doors, Handler, open_doors
+from mcp_sandbox.runtime.doors import DoorChannel, Doors, Handler, open_doors
 from mcp_sandbox.runtime.runtime import Runtime
 from tests.backends.live import connected, made, spec_for
 from tests.conftest import configured
@@ -521,6 +521,27 @@ async def test_a_second_server_takes_over(sandbox: Sandbox, runtime: Runtime, po
             async with running(runtime, "hold", port):
                 await second.until(1)
         assert await client(runtime, "refused", port) == REFUSED
+
+
+async def test_a_server_that_leaves_gets_no_client_while_its_relay_goes_on(
+    sandbox: Sandbox, runtime: Runtime, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with await sandbox.open_channel() as stream, anyio.create_task_group() as tasks:
+
+        async def relayed() -> ByteStream:
+            return stream
+
+        with monkeypatch.context() as patch:
+            patch.setattr(stream, "aclose", anyio.lowlevel.checkpoint)
+            leaving = DoorChannel(relayed, sandbox.token, tasks)
+            doors = await leaving.open_channel()
+            async with (
+                doors.listen(forever, port, shared=True),
+                answered(sandbox, greet, port, shared=True),
+            ):
+                leaving.close()
+                await doors.wait_ended()
+                assert await client(runtime, "say", port, timeout_s=5) == "you said hello\n"
 
 
 async def test_it_is_told_when_the_sandbox_ends(config: Config, port: int) -> None:
