@@ -236,17 +236,15 @@ class Cluster:
         self.store.tell()
         command = ["docker", "exec", "-i", container, *query.getlist("command")]
         try:
+            # It gets what was sent before the end of a stream, and then that.
             async with await anyio.open_process(command) as process:
                 try:
                     await _join(websocket, process, is_v5=chosen == V5)
                 finally:
-                    with suppress(ProcessLookupError):
-                        process.kill()
+                    self.execs.discard(websocket)
+                    self.store.tell()
         except* (*_CUT, *_CUT_INPUT):
             pass
-        finally:
-            self.execs.discard(websocket)
-            self.store.tell()
 
 
 async def _join(websocket: WebSocket, process: Process, *, is_v5: bool) -> None:
