@@ -197,7 +197,8 @@ class Store:
                         yield _line(kind, change.found)
                 await changed.wait()
         if self.bookmarks and query.get("allowWatchBookmarks") == "true":
-            yield _line("BOOKMARK", {"metadata": {"resourceVersion": str(self.version)}})
+            # What came since this client was slow to read is not for it yet.
+            yield _line("BOOKMARK", {"metadata": {"resourceVersion": str(seen)}})
 
     def compact(self) -> None:
         """Forget old versions: watches that begin at them are told so."""
