@@ -167,6 +167,7 @@ class Cluster:
 
     def _admit(self, request: HTTPConnection, resource: str, verb: str) -> None:
         self.requests.append(request.url.path)
+        self.store.tell()
         if self.away.is_set():
             raise HTTPException(503, "the server is currently unable to handle the request")
         # An exec is not asked for again.

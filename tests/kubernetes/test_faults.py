@@ -375,9 +375,8 @@ async def test_a_watch_that_ends_or_is_too_old_begins_anew(
             second = replace(SPEC, labels={"user": "tester", "chat": "second"})
             async with made(backend, second):
                 fake.do(fake.store.compact)
-                with anyio.fail_after(20):
-                    while len(await other.running()) != 2:
-                        await anyio.sleep(0.05)
+                await other.running()
+                assert await other.space.until(lambda: len([*other.space.sandboxes]) == 2, 20)
                 fake.do(fake.store.compact)
                 fake.delete("pods", sandbox.id)
                 assert await sandbox.ending(within_s=20) == "deleted"
@@ -392,10 +391,8 @@ async def test_a_watch_whose_token_has_expired_goes_on_with_the_next_one(
     async with backend_on(data_root) as backend, made(backend, SPEC) as sandbox:
         file.write_text(file.read_text().replace(fake.token, "another"))
         fake.token, asked = "another", len(fake.requests)
-        with anyio.fail_after(20):
-            # Both watches have ended, and were refused.
-            while len(fake.requests) < asked + 2:
-                await anyio.sleep(0.05)
+        # Both watches have ended, and were refused.
+        await fake.until(lambda: len(fake.requests) >= asked + 2)
         fake.delete("pods", sandbox.id)
         assert await sandbox.ending(within_s=20) == "deleted"
 
