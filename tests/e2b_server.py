@@ -6,7 +6,6 @@ Needs root.
 """
 
 import base64
-import json
 import os
 import secrets
 import shutil
@@ -77,12 +76,11 @@ class Machine:
             shutil.copy(f"/etc/{name}", self.folder / name)
             binds += ["--bind", str(self.folder / name), f"/etc/{name}"]
         root = show_host_root(list(_SHOWN.values()), "/tmp")
-        told, tells = os.pipe()
-        words = [*root, *binds, "--info-fd", str(tells), "--", "sleep", "infinity"]
-        self.programs[0] = self._inside(["bwrap", *words], pass_fds=(tells,))
-        os.close(tells)
-        with os.fdopen(told) as said:
-            self.root = json.load(said)["child-pid"]
+        # It begins when all is mounted.
+        words = ["bwrap", *root, *binds, "--", "sh", "-c", "echo $$; exec sleep infinity"]
+        self.programs[0] = first = self._inside(words, stdout=subprocess.PIPE)
+        assert first.stdout is not None
+        self.root = int(first.stdout.readline())
 
     def run(self, config: pb.ProcessConfig, *, stdin: bool) -> subprocess.Popen[bytes]:
         words = ["nsenter", f"--mount=/proc/{self.root}/ns/mnt", "--wdns=/", config.cmd]
