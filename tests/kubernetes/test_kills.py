@@ -36,7 +36,7 @@ STEPS = [
     ("sandboxes", "suspend", "pods deleted"),
     ("sandboxes", "delete", "sandboxes deleted"),
 ]
-USUAL = (1, 5, 6, 10)
+USUAL = (1, 5, 7, 10)
 WARM_STEPS = ("sandboxclaims added", "pods claimed", "sandboxclaims ready", "listening", "filled")
 # The next one of the data root, another one of it that runs already, or one of its fleet.
 NEXT = ("next", "other", "fleet")
@@ -97,6 +97,7 @@ async def kill_at(fake: Cluster, config: Config, what: str, step: str) -> None:
         }
         if look := looks.get(step):
             while not await anyio.to_thread.run_sync(look):
+                assert server.returncode is None, (await server.stderr.receive()).decode()
                 await anyio.sleep(0.002)
             server.kill()
         with anyio.fail_after(30):

@@ -234,14 +234,16 @@ class KubernetesBackend:
     async def running(self) -> Sequence[models.SandboxInfo]:
         await self.space.open()
         pods = self.space.pods
+        found = [(owner, pods.get(owner.name)) for owner in self.space.sandboxes]
         return [
             models.SandboxInfo(
                 models.SandboxId(owner.name),
                 owner.made.labels if owner.made else {},
-                "running" if (pod := pods.get(owner.name)) and not pod.has_ended else "paused",
+                "running" if pod and not pod.has_ended else "paused",
             )
-            for owner in self.space.sandboxes
-            if not owner.ending
+            for owner, pod in found
+            # A server that is killed while it deletes both may leave the pod.
+            if not owner.ending or (pod and not pod.ending)
         ]
 
     async def destroy(self, sandbox_id: models.SandboxId) -> None:

@@ -304,9 +304,11 @@ class Namespace:
         return look()
 
     async def until_ending(self, name: str) -> None:
-        """Wait a while until the watch has told that a sandbox ends."""
-        rows = self._rows.get(self.kind_of(name), {})
-        await self.until(lambda: name not in rows or rows[name].ending, _SEEN_S)
+        """Wait a while until the watches have told that a sandbox ends, and its pod."""
+        rows = self._rows.get(self.kind_of(name), {}), self.pods
+        await self.until(
+            lambda: all(name not in each or each[name].ending for each in rows), _SEEN_S
+        )
 
     async def explain_wait(self, name: str, pod: Row | None, image: str) -> OperatorError:
         """Return the error for a pod that does not begin to run."""
