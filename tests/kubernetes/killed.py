@@ -15,7 +15,7 @@ CHAT = ChatId("tester", "killed")
 
 
 async def main(config: Config, what: str) -> None:
-    async with open_manager(config) as manager:
+    async with open_manager(config, for_many=bool(config.fleet.name)) as manager:
         session = await manager.session(CHAT)
         if what != "create":
             assert (await session.exec("echo kept > file; head -c 30M /dev/urandom > big")).success

@@ -172,7 +172,8 @@ async def test_a_server_killed_while_it_adopts_a_warm_sandbox_leaves_one(
         async with open_backend("kubernetes", one) as backend:
             await backend.probe()
         if who != "next":
-            manager = await stack.enter_async_context(open_manager(other))
+            opened = open_manager(other, for_many=who == "fleet")
+            manager = await stack.enter_async_context(opened)
         await kill_at(fake, one, "adopt", step)
         if who == "next":
             manager = await stack.enter_async_context(open_manager(other))
