@@ -119,6 +119,7 @@ ABOUT_MOUNTS = {
     "test_each_new_chat_gets_a_warm_sandbox_of_its_own",
     "test_programs_for_agents_come_first_and_cannot_be_changed",
     "test_programs_come_before_a_path_of_the_operators_own",
+    "test_the_lines_of_the_docs_bring_the_agent",
     "test_the_highest_age_waits_for_the_end_of_a_call_and_new_calls_for_the_new_sandbox",
     "test_files_that_nobody_used_go_to_the_trash_unless_their_sandbox_runs",
     "test_a_chat_whose_backend_is_lost_is_told_and_never_loses_its_isolation",
