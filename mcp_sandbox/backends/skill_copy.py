@@ -7,7 +7,7 @@ from mcp_sandbox.models import SKILLS
 
 # Its input need not end. It says that all is done as a relay does that has reached its runner.
 _PUT = """
-import marshal, os, pathlib, shutil, sys
+import ctypes, marshal, os, pathlib, shutil, sys
 place, name, new, old = *sys.argv[1:], f".{os.getpid()}", f".{os.getpid()}-old"
 os.chdir(place)
 for path, data in marshal.load(sys.stdin.buffer).items():
@@ -15,10 +15,14 @@ for path, data in marshal.load(sys.stdin.buffer).items():
     file.parent.mkdir(0o755, True, True)
     file.write_bytes(data)
     file.chmod(0o555 if data[:2] == b"#!" else 0o444)
-if os.path.lexists(name):
+if not os.path.lexists(name):
+    os.rename(new, name)
+elif ctypes.CDLL(None).renameat2(-100, new.encode(), -100, name.encode(), 2):
+    # Not every kernel exchanges two: then there is none for a moment.
     os.rename(name, old)
-os.rename(new, name)
-shutil.rmtree(old, True)
+    os.rename(new, name)
+for left in (new, old):
+    shutil.rmtree(left, True)
 os.write(2, b"connected\\n")
 """
 
