@@ -150,7 +150,6 @@ class KubernetesBackend:
         # Of a free pod: a stream that has not connected, and what waits for its end.
         self._ahead: dict[str, tuple[ExecStream, anyio.CancelScope]] = {}
         self._aheads = CapacityLimiter(_AHEAD_AT_ONCE)
-        self._creating: set[str] = set()
         # Why pods were ended here, by uid.
         self._ended: dict[str, models.Ending] = {}
         namespace.notice = self._notice
@@ -177,17 +176,13 @@ class KubernetesBackend:
         kind = self.space.kind_of(name)
         async with self._creates:
             await self._network.prepare(made.network)
-            self._creating.add(name)
-            try:
-                if await self._api.post(kind, self.renderer.owner(kind, name, made)):
-                    try:
-                        return await self._start(KubernetesSandbox(name, made, self))
-                    except BaseException:
-                        with anyio.CancelScope(shield=True), suppress(OperatorError):
-                            await self.destroy(name)
-                        raise
-            finally:
-                self._creating.discard(name)
+            if await self._api.post(kind, self.renderer.owner(kind, name, made)):
+                try:
+                    return await self._start(KubernetesSandbox(name, made, self))
+                except BaseException:
+                    with anyio.CancelScope(shield=True), suppress(OperatorError):
+                        await self.destroy(name)
+                    raise
         # A server was killed before it could note that it made one.
         try:
             return await self.attach(name)
@@ -296,9 +291,9 @@ class KubernetesBackend:
         if before and (is_other or (now and now.has_ended)):
             for stream in self._streams.pop(before.uid, ()):
                 stream.closed.set()
-        if now and not now.is_free and now.uid in self._ahead and name not in self._creating:
-            # A server with the same key has claimed it.
-            self._ahead[now.uid][0].closed.set()
+        if is_other and now and not now.is_free and (begun := self._ahead.get(now.uid)):
+            # Where it was claimed here it is taken at once; else a server with the same key did.
+            begun[1].deadline = anyio.current_time() + _LISTENS_S
         if now and now.is_free and (is_other or not (before and before.runs)):
             self.space.tasks.start_soon(self._open_ahead, now)
         if (
@@ -381,7 +376,7 @@ class KubernetesBackend:
             async with self._aheads:
                 # It may wait for these to begin.
                 await self._network.show()
-                if not pod.runs or len(self._ahead) >= _MOST_AHEAD:
+                if not pod.runs or pod.uid in self._ahead or len(self._ahead) >= _MOST_AHEAD:
                     return
                 stream = await self._begin(pod, relay_command(_CONNECT_S, hands_over=True))
             self._ahead[pod.uid] = stream, waiting
@@ -390,8 +385,7 @@ class KubernetesBackend:
                 if pod.name in self.space.pods:
                     await stream.wait_connected()
             finally:
-                self._ahead.pop(pod.uid, None)
-                if not waiting.cancel_called:
+                if self._ahead.pop(pod.uid, None):
                     stream.closed.set()
 
     async def _wait_until_it_runs(self, name: str, made: Made) -> Row:
