@@ -201,6 +201,23 @@ async def test_a_claim_uses_the_exec_that_began_while_its_pod_waited(
         await fake.until(lambda: reach_it() == 1)
 
 
+async def test_an_exec_that_is_refused_while_its_pod_waits_harms_nothing(
+    fake: Cluster, data_root: Path, set_up: SetUp
+) -> None:
+    config = configured(data_root)
+    await set_up(config)
+    async with open_manager(config) as manager:
+        await manager.list()
+        # The list of pods, and their watch.
+        await fake.until(lambda: sum(path.endswith("/pods") for path in fake.requests) == 2)
+        fake.away.set()
+        (warm,) = await set_up(config, 1)
+        await fake.until(lambda: any(f"/{warm}/exec" in path for path in fake.requests))
+        fake.away.clear()
+        session = await manager.session(CHAT)
+        assert (await session.exec("echo on")).stdout == "on\n"
+
+
 async def test_allowed_hosts_are_reached_by_certificates_that_servers_of_one_key_share(
     fake: Cluster,
     data_root: Path,

@@ -372,7 +372,7 @@ class KubernetesBackend:
     async def _open_ahead(self, pod: Row) -> None:
         """Begin an exec in a free pod, for that lasts longer than to claim it."""
         # Where it fails, who claims the pod begins another and is told.
-        with suppress(OperatorError, *CUT), anyio.CancelScope() as waiting:
+        with suppress(OperatorError, ExecFailed, *CUT), anyio.CancelScope() as waiting:
             async with self._aheads:
                 # It may wait for these to begin.
                 await self._network.show()
