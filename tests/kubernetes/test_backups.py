@@ -214,6 +214,11 @@ async def test_an_exec_that_is_refused_while_its_pod_waits_harms_nothing(
         (warm,) = await set_up(config, 1)
         await fake.until(lambda: any(f"/{warm}/exec" in path for path in fake.requests))
         fake.away.clear()
+        # It is tried again, and so is one that is cut.
+        await fake.until(lambda: fake.execs)
+        fake.cut()
+        await fake.until(lambda: not fake.execs)
+        await fake.until(lambda: fake.execs)
         session = await manager.session(CHAT)
         assert (await session.exec("echo on")).stdout == "on\n"
 

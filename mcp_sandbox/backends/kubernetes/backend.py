@@ -63,6 +63,7 @@ _LISTENS_S = 3.0
 _CREATES_AT_ONCE = 8
 # Pods of the warm pool in which an exec has begun ahead, and how many begin at once.
 _MOST_AHEAD, _AHEAD_AT_ONCE = 32, 2
+_AHEAD_AGAIN_S = 5.0
 _GONE_S = 30.0
 # A node looks at its containers each second, and then tells of them.
 _TOLD_S = 3.0
@@ -387,6 +388,10 @@ class KubernetesBackend:
             finally:
                 if self._ahead.pop(pod.uid, None):
                     stream.closed.set()
+        # Kubelets cut what is idle for hours, and a server that is replaced cuts all.
+        await anyio.sleep(_AHEAD_AGAIN_S)
+        if (now := self.space.pods.get(pod.name)) and now.uid == pod.uid:
+            self.space.tasks.start_soon(self._open_ahead, now)
 
     async def _wait_until_it_runs(self, name: str, made: Made) -> Row:
         rows = self.space.pods
