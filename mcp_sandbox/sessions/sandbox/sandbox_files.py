@@ -136,9 +136,8 @@ class SandboxFiles(Saving):
     ) -> Runtime:
         runtime = await connect(sandbox, directories, self._context.tasks, self._context.settings)
         # A volume may be left of an older one.
-        if not (
-            (await runtime.files.mark()).mark and await self._has_newest(chat, sandbox, runtime)
-        ):
+        is_used = self._context.backend.keeps_paused_files and (await runtime.files.mark()).mark
+        if not (is_used and await self._has_newest(chat, sandbox, runtime)):
             await self._fill(chat, runtime)
         self._workspaces.runtimes[chat], self._marked[chat] = runtime, sandbox.token
         return runtime
@@ -166,9 +165,9 @@ class SandboxFiles(Saving):
         limit = self._context.settings.workspace.size_limit
 
         async def unpack(backup: Backup) -> None:
+            await runtime.files.mark(f"{chat} -")
             await self._unpack_in(runtime, backup, ROOTS[:2], limit)
 
-        await runtime.files.mark(f"{chat} -")
         if not await self._bring(chat, record, unpack, here=False) and record and record.backend:
             self._context.notices.add(
                 chat, "The sandbox with your files is gone and there is no backup: they are lost."
