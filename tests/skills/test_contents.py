@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import threading
 from pathlib import Path
 
 import anyio
@@ -266,6 +267,8 @@ async def test_a_file_is_read_whole_or_not_at_all(
     shelves, skill, folder = await shelved(tmp_path)
     file, whole, later = folder / "a", contents_module._all, [b"B" * 9000, b"C" * 9000]
     file.write_bytes(b"A" * 9000)
+    # Long enough for its time to tell of a change.
+    await anyio.sleep(0.1)
 
     def rewritten_meanwhile(descriptor: int, path: str) -> bytes:
         before = whole(descriptor, path)
