@@ -202,8 +202,9 @@ async def test_a_claim_uses_the_exec_that_began_while_its_pod_waited(
 
 
 async def test_an_exec_that_is_refused_while_its_pod_waits_harms_nothing(
-    fake: Cluster, data_root: Path, set_up: SetUp
+    fake: Cluster, data_root: Path, set_up: SetUp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("mcp_sandbox.backends.kubernetes.backend._AHEAD_AGAIN_S", 0.1)
     config = configured(data_root)
     await set_up(config)
     async with open_manager(config) as manager:

@@ -242,16 +242,15 @@ async def test_cut_streams_lose_no_process_and_repeat_no_call(
 ) -> None:
     answered = cut = cuts = 0
     # So that the last of the calls comes after the third cut.
-    pause_s = 3.2 * every_s / calls
+    between = int(calls / 3.2)
     async with session_on(data_root) as session:
         await session.exec("nohup sleep 300 > /dev/null 2>&1 & echo $! > pid")
-        due_s = anyio.current_time() + every_s
         for number in range(calls):
-            if anyio.current_time() > due_s:
+            if number and number % between == 0:
                 await anyio.to_thread.run_sync(fake.cut)
-                due_s, cuts = due_s + every_s, cuts + 1
+                cuts += 1
             try:
-                await session.exec(f"echo {number} >> calls; sleep {pause_s}")
+                await session.exec(f"echo {number} >> calls; sleep {every_s / between}")
                 answered += 1
             except SandboxGone as exc:
                 cut += "the connection to the sandbox was cut off" in str(exc)
