@@ -288,21 +288,16 @@ class KubernetesBackend:
 
     def _notice(self, kind: Kind, name: str, before: Row | None, now: Row | None) -> None:
         """Hang up on a pod that has ended, and end what somebody has changed."""
-        is_other = not (before and now and before.uid == now.uid)
-        if before and (is_other or (now and now.has_ended)):
+        same = before if before and now and before.uid == now.uid else None
+        if before and (not same or (now and now.has_ended)):
             for stream in self._streams.pop(before.uid, ()):
                 stream.closed.set()
-        if is_other and now and not now.is_free and (begun := self._ahead.get(now.uid)):
+        if now and not same and not now.is_free and (begun := self._ahead.get(now.uid)):
             # Where it was claimed here it is taken at once; else a server with the same key did.
             begun[1].deadline = anyio.current_time() + _LISTENS_S
-        if now and now.is_free and (is_other or not (before and before.runs)):
+        if now and now.is_free and not (same and same.runs):
             self.space.tasks.start_soon(self._open_ahead, now)
-        if (
-            now
-            and now.weaker
-            and not now.has_ended
-            and (is_other or not (before and before.weaker))
-        ):
+        if now and now.weaker and not now.has_ended and not (same and same.weaker):
             self._end_weaker(kind, name, now)
 
     def _end_weaker(self, kind: Kind, name: str, row: Row) -> None:
