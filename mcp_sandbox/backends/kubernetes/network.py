@@ -118,9 +118,8 @@ class Network:
             self._look_at_s = time.monotonic() + _LOOK_AGAIN_S
         if network == "open":
             return
-        labels = self._renderer.trial("", [], network)["metadata"]["labels"]
         for name, selector in self._others.items():
-            if _selects(selector, labels):
+            if _selects(selector, self._renderer.trial("", [], network)["metadata"]["labels"]):
                 self._look_at_s = 0.0
                 ((app, value),) = APP.items()
                 raise InsecureSandbox(
