@@ -18,7 +18,7 @@ for path, data in marshal.load(sys.stdin.buffer).items():
 if not os.path.lexists(name):
     os.rename(new, name)
 elif ctypes.CDLL(None).renameat2(-100, new.encode(), -100, name.encode(), 2):
-    # Not every kernel exchanges two: then there is none for a moment.
+    # Not every kernel exchanges two (RENAME_EXCHANGE): then there is none for a moment.
     os.rename(name, old)
     os.rename(new, name)
 for left in (new, old):

@@ -56,7 +56,6 @@ chown 10001:10001 /workspace {_HOME}
 _CONNECT = f"import socket; socket.socket(socket.AF_UNIX).connect('{_SOCKET}')"
 _LISTENS = f'python3 -I -S -c "{_CONNECT}"'
 _LOOK_S = 0.1
-_ENDED = f"; do {_LISTENS} || {{ echo ended; break; }}; sleep {_LOOK_S}; done"
 # The runner is pid 1 of a namespace of its own: code can neither end it nor look into it. When
 # it has made its socket, the folder of that is closed. It takes the token away before it runs
 # anything.
@@ -108,10 +107,10 @@ class E2BSandbox:
 
     async def ending(self, *, within_s: float = 0.0) -> models.Ending | None:
         """Return "lost" if E2B does not know it any more, "ended" if only its runner has ended."""
-        looks = 1 + int(within_s / _LOOK_S)
+        look = f"{_LISTENS} || {{ echo ended; break; }}; [ $left = 0 ] || sleep {_LOOK_S}"
+        looks = f"for left in $(seq {int(within_s / _LOOK_S)} -1 0); do {look}; done"
         try:
-            box = await self.client.connect(self.id)
-            said = await box.run(f"for _ in $(seq {looks}){_ENDED}")
+            said = await (await self.client.connect(self.id)).run(looks)
         except SandboxGone:
             return "lost"
         return "ended" if said else None
