@@ -381,15 +381,29 @@ async def test_a_watch_that_ends_or_is_too_old_begins_anew(
                 assert await sandbox.ending(within_s=20) == "deleted"
 
 
-async def test_a_watch_whose_token_has_expired_goes_on_with_the_next_one(
-    fake: Cluster, data_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fake.store.watch_s, file = 0.2, tmp_path / "kubeconfig"
+@pytest.fixture
+def renew_token(
+    fake: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[], None]:
+    """Have the cluster and the file of credentials take another token."""
+    file = tmp_path / "kubeconfig"
     file.write_text(fake.kubeconfig().read_text())
     monkeypatch.setenv("KUBECONFIG", str(file))
-    async with backend_on(data_root) as backend, made(backend, SPEC) as sandbox:
+
+    def renew() -> None:
         file.write_text(file.read_text().replace(fake.token, "another"))
-        fake.token, asked = "another", len(fake.requests)
+        fake.token = "another"
+
+    return renew
+
+
+async def test_a_watch_whose_token_has_expired_goes_on_with_the_next_one(
+    fake: Cluster, data_root: Path, renew_token: Callable[[], None]
+) -> None:
+    fake.store.watch_s = 0.2
+    async with backend_on(data_root) as backend, made(backend, SPEC) as sandbox:
+        renew_token()
+        asked = len(fake.requests)
         # Both watches have ended, and were refused.
         await fake.until(lambda: len(fake.requests) >= asked + 2)
         fake.delete("pods", sandbox.id)
@@ -397,16 +411,13 @@ async def test_a_watch_whose_token_has_expired_goes_on_with_the_next_one(
 
 
 async def test_an_exec_whose_token_has_expired_is_asked_for_with_the_next_one(
-    fake: Cluster, data_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    data_root: Path, renew_token: Callable[[], None]
 ) -> None:
-    file = tmp_path / "kubeconfig"
-    file.write_text(fake.kubeconfig().read_text())
-    monkeypatch.setenv("KUBECONFIG", str(file))
     async with backend_on(data_root) as backend, made(backend, SPEC) as sandbox:
-        file.write_text(file.read_text().replace(fake.token, "another"))
-        fake.token = "another"
-        await (await sandbox.open_channel()).aclose()
-        await (await sandbox.open_channel()).aclose()
+        renew_token()
+        # The first was open since its start.
+        for _ in range(2):
+            await (await sandbox.open_channel()).aclose()
 
 
 async def test_a_watch_that_a_proxy_cuts_amid_a_line_goes_on(
