@@ -28,11 +28,9 @@ from mcp_sandbox.backends.kubernetes.exec_stream import (
 )
 from mcp_sandbox.backends.kubernetes.network import Network
 from mcp_sandbox.backends.kubernetes.objects import (
-    CLAIM,
     OWN,
     SANDBOX,
     VOLUME,
-    WARM_POOL,
     WRITER,
     Made,
     Renderer,
@@ -172,8 +170,9 @@ class KubernetesBackend:
         await self.space.open()
         made = Made.of(spec, self._config.image, await to_thread.run_sync(runner_digest))
         made = replace(made, shape=self.renderer.shape(made))
-        pooled = await self._is_pooled(made)
-        name = self.renderer.name(spec.labels, WARM) if pooled else self.renderer.name(spec.labels)
+        waiting = (pod for pod in self.space.pods.values() if pod.free_shape == made.shape)
+        prefix = [WARM] if any(pod.runs for pod in waiting) else []
+        name = self.renderer.name(spec.labels, *prefix)
         kind = self.space.kind_of(name)
         async with self._creates:
             await self._network.prepare(made.network)
@@ -275,27 +274,16 @@ class KubernetesBackend:
             return "deleted"
         return _name_ending(pod) if pod.has_ended else None
 
-    async def _is_pooled(self, made: Made) -> bool:
-        """Return whether the warm pool has sandboxes that are made so."""
-        if CLAIM not in self.space.owners:
-            return False
-        try:
-            pool = await self._api.get(WARM_POOL, self._config.warm_pool)
-        except Refused as exc:
-            logger.warning("sandboxes begin cold: %s", exc)
-            return False
-        return self.renderer.fits(pool, made)
-
     def _notice(self, kind: Kind, name: str, before: Row | None, now: Row | None) -> None:
         """Hang up on a pod that has ended, and end what somebody has changed."""
         same = before if before and now and before.uid == now.uid else None
         if before and (not same or (now and now.has_ended)):
             for stream in self._streams.pop(before.uid, ()):
                 stream.closed.set()
-        if now and not same and not now.is_free and (begun := self._ahead.get(now.uid)):
+        if now and not same and not now.free_shape and (begun := self._ahead.get(now.uid)):
             # Where it was claimed here it is taken at once; else a server with the same key did.
             begun[1].deadline = anyio.current_time() + _LISTENS_S
-        if now and now.is_free and not (same and same.runs):
+        if now and now.free_shape and not (same and same.runs):
             self.space.tasks.start_soon(self._open_ahead, now)
         if now and now.weaker and not now.has_ended and not (same and same.weaker):
             self._end_weaker(kind, name, now)

@@ -46,7 +46,7 @@ TRIAL = {"mcp-sandbox.trial": "yes"}
 NAME, RECORD, LABELS, SEAL = (
     f"mcp-sandbox.{each}" for each in ("name", "record", "labels", "seal")
 )
-_SHAPE = "mcp-sandbox.shape"
+SHAPE = "mcp-sandbox.template"
 FILES = "files"
 HOME = "/home/sandbox"
 PATH = f"{HOME}/.local/bin:/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
@@ -208,7 +208,8 @@ class Renderer:
         """Return the warm pool and its template."""
         name = self._config.warm_pool
         template = self.template(made, files=self.files(CLAIM, name))
-        shape = {"annotations": {_SHAPE: self.shape(made)}}
+        shape = {"annotations": {SHAPE: self.shape(made)}}
+        template["metadata"]["annotations"] |= shape["annotations"]
         # The policies are ours: the controller's own would allow the internet.
         spec = {"podTemplate": template, "networkPolicyManagement": "Unmanaged", "service": False}
         # Else those that wait from before an update would be taken, and ended as changed.
@@ -221,7 +222,7 @@ class Renderer:
 
     def fits(self, pool: Json, made: Made) -> bool:
         """Return whether the sandboxes of a warm pool are made so."""
-        return bool(pool["metadata"].get("annotations", {}).get(_SHAPE) == self.shape(made))
+        return bool(pool["metadata"].get("annotations", {}).get(SHAPE) == self.shape(made))
 
     def shape(self, made: Made) -> str:
         """Return a digest of how a pod is made now: a change of settings or of a version shows."""

@@ -21,6 +21,7 @@ from mcp_sandbox.backends.kubernetes.objects import (
     INSTANCE,
     NAME,
     SANDBOX,
+    SHAPE,
     VOLUME,
     Made,
     Renderer,
@@ -49,7 +50,7 @@ class Row:
     """What is kept of an object, and the `reason` that it waits or has ended.
 
     `weaker` is how it is not what was asked for; `made`: of a sandbox, None if that was changed;
-    `is_free`: a pod of the warm pool that nobody has claimed.
+    `free_shape`: of a pod of the warm pool that nobody has claimed, how it was made.
     """
 
     name: str
@@ -63,7 +64,7 @@ class Row:
     shows_skills: bool = False
     weaker: tuple[str, ...] = ()
     made: Made | None = None
-    is_free: bool = False
+    free_shape: str = ""
 
     @classmethod
     def of(cls, found: Json, weaker: tuple[str, ...] = (), made: Made | None = None) -> "Row":
@@ -232,7 +233,7 @@ class Namespace:
             return
         for each in (name, own):
             known = rows.get(each)
-            if known and known.uid == metadata["uid"] and (is_gone or known.is_free):
+            if known and known.uid == metadata["uid"] and (is_gone or known.free_shape):
                 # It may be there, with a label that is not ours, or claimed by another.
                 self._put(kind, each, None)
 
@@ -250,7 +251,8 @@ class Namespace:
         name, weaker = _name_sandbox(kind, found["metadata"]), list[str]()
         if whose.get(INSTANCE) != render.instance:
             is_free = NAME not in notes and name.startswith(f"{self.config.warm_pool}-")
-            return replace(Row.of(found), is_free=True) if kind is POD and is_free else None
+            shape = notes.get(SHAPE) if kind is POD and is_free else None
+            return replace(Row.of(found), free_shape=shape) if shape else None
         owner = self.kind_of(name)
         if kind is POD:
             weaker = render.find_changes(owner, name, found, render.files(owner, name))
