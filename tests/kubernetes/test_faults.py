@@ -17,6 +17,7 @@ from mcp_sandbox.app.chats import open_backend, open_manager
 from mcp_sandbox.backends.kubernetes.backend import KubernetesBackend
 from mcp_sandbox.backends.kubernetes.client import ApiServer
 from mcp_sandbox.backends.kubernetes.objects import SANDBOX, VOLUME, Made
+from mcp_sandbox.backends.kubernetes.watch import Row
 from mcp_sandbox.backends.runner_copy import runner_digest
 from mcp_sandbox.errors import BackendUnavailable, SandboxGone
 from mcp_sandbox.models import ChatId, SandboxSpec
@@ -649,3 +650,17 @@ async def test_the_secret_is_in_no_object_and_no_environment(
             )
             assert secret not in seen.stdout
             assert seen.stdout.endswith("runner.sock\n")
+
+
+async def test_a_fault_of_its_own_ends_the_server(
+    fake: Cluster, data_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError
+
+    async with open_manager(in_cluster(data_root)) as manager:
+        await (await manager.session(CHAT)).exec("true")
+    monkeypatch.setattr(Row, "of", fail)
+    with anyio.fail_after(20), pytest.RaisesGroup(ZeroDivisionError, flatten_subgroups=True):
+        async with open_manager(in_cluster(data_root, start_timeout=2.0)) as manager:
+            await (await manager.session(CHAT)).exec("true")

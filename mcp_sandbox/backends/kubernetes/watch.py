@@ -139,10 +139,14 @@ class Namespace:
                 for kind in {*self.owners, POD}:
                     self._rows[kind] = {}
                     self.tasks.start_soon(self._follow, kind)
-        while self._listed != self._rows.keys():
-            if self._failed and self._failed[0] not in self._listed:
-                raise BackendUnavailable(str(self._failed[1])) from self._failed[1]
-            await self._changed.wait()
+        # Not for ever: a fault of this server may have ended its watches.
+        with anyio.move_on_after(self.config.start_timeout):
+            while self._listed != self._rows.keys():
+                if self._failed and self._failed[0] not in self._listed:
+                    raise BackendUnavailable(str(self._failed[1])) from self._failed[1]
+                await self._changed.wait()
+            return
+        raise BackendUnavailable("the cluster does not list what is there: call again later")
 
     @property
     def pods(self) -> Mapping[str, Row]:
