@@ -93,11 +93,6 @@ class HoldingBackend:
             inner = await self._start(sandbox_id, spec)
         return HeldSandbox(sandbox_id, inner, spec.labels, self)
 
-    async def relabel(self, sandbox_id: models.SandboxId, labels: Mapping[str, str]) -> None:
-        spec, inner_id = await to_thread.run_sync(self._read, sandbox_id)
-        spec = replace(spec, labels=dict(labels))
-        await to_thread.run_sync(self._write, sandbox_id, spec, inner_id)
-
     async def running(self) -> Sequence[models.SandboxInfo]:
         alive = {info.id for info in await self.inner.running()}
         found: list[models.SandboxInfo] = []

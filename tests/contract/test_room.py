@@ -11,6 +11,11 @@ from mcp_sandbox.sessions.session import Session
 from tests.contract.conftest import CHAT
 
 _PLACES = 256
+_WITHOUT_LIMIT = {
+    "docker-runsc": "gVisor's limit is one of its own threads, not of the processes inside",
+    "unsafe-local": "its processes are counted with those of the machine",
+    "e2b": "the limits of its template hold, and no others",
+}
 _PIPELINE = "true" + " | cat" * 13
 _COUNT = "ls -d /proc/[0-9]* | wc -l"
 
@@ -18,10 +23,8 @@ _COUNT = "ls -d /proc/[0-9]* | wc -l"
 @pytest.fixture
 async def session(config: Config, backend_name: str) -> AsyncGenerator[Session]:
     """A chat whose sandbox has few places for processes."""
-    if backend_name == "docker-runsc":
-        pytest.skip("gVisor's limit is one of its own threads, not of the processes inside")
-    if backend_name == "unsafe-local":
-        pytest.skip("its processes are counted with those of the machine")
+    if reason := _WITHOUT_LIMIT.get(backend_name):
+        pytest.skip(reason)
     limits = config.limits.model_copy(update={"pids": _PLACES})
     async with open_manager(config.model_copy(update={"limits": limits})) as manager:
         yield await manager.session(CHAT)
