@@ -43,6 +43,7 @@ def _specs() -> dict[str, Json]:
             **shared,
             operatingMode={"enum": ["Running", "Suspended"]},
             shutdownPolicy={"enum": ["Retain", "Delete"]},
+            shutdownTime=_TEXT,
         ),
         "SandboxTemplate": _fields(
             **shared, networkPolicyManagement={"enum": ["Managed", "Unmanaged"]}

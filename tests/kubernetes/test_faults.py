@@ -464,12 +464,17 @@ async def test_the_label_that_policies_choose_by_is_watched(
         assert (await session.exec("cat file")).stdout == "kept\n"
 
 
-Edit = Callable[[dict[str, Any]], object]
+Edit = Callable[[dict[str, Any], dict[str, Any]], object]
+# At that time its controller would delete the sandbox, with its volume.
+AT_A_TIME = {"shutdownTime": "2040-01-01T00:00:00Z", "shutdownPolicy": "Delete"}
 EDITS: dict[str, Edit] = {
-    "image": lambda pod: pod["spec"]["containers"][0].update(image="other/image:1"),
-    "addition": lambda pod: pod["spec"].update(hostNetwork=True),
-    "labels": lambda pod: pod["metadata"]["labels"].update({"mcp-sandbox.network": "open"}),
-    "annotations": lambda pod: pod["metadata"]["annotations"].update({"mcp-sandbox.record": "{}"}),
+    "image": lambda pod, _: pod["spec"]["containers"][0].update(image="other/image:1"),
+    "addition": lambda pod, _: pod["spec"].update(hostNetwork=True),
+    "labels": lambda pod, _: pod["metadata"]["labels"].update({"mcp-sandbox.network": "open"}),
+    "annotations": lambda pod, _: pod["metadata"]["annotations"].update(
+        {"mcp-sandbox.record": "{}"}
+    ),
+    "time": lambda _, spec: spec.update(AT_A_TIME),
 }
 
 
@@ -479,16 +484,17 @@ async def test_a_sandbox_that_somebody_changed_is_ended_and_goes_on_as_it_was_ma
 ) -> None:
     fake.has_sandboxes = ["v1beta1"]
     async with session_on(data_root) as session:
-        name = pod_of(fake)
-        ours = fake.store.objects["sandboxes"][name]["spec"]["podTemplate"]
+        name, sandboxes = pod_of(fake), fake.store.objects["sandboxes"]
+        ours = sandboxes[name]["spec"]
         changed = deepcopy(ours)
-        edit(changed)
-        news = {"spec": {"podTemplate": changed}}
+        edit(changed["podTemplate"], changed)
         assert "somebody changed it" in await lost(
-            session, lambda: fake.change("sandboxes", name, news)
+            session, lambda: fake.change("sandboxes", name, {"spec": changed})
         )
+        # Not only when it is used again.
+        assert not AT_A_TIME.items() & sandboxes[name]["spec"].items()
         assert (await session.exec("cat file")).stdout == "kept\n"
-        assert fake.store.objects["sandboxes"][name]["spec"]["podTemplate"] == ours
+        assert sandboxes[name]["spec"] == ours
 
 
 async def test_a_changed_template_ends_no_pod_that_alone_has_the_files(
@@ -496,9 +502,10 @@ async def test_a_changed_template_ends_no_pod_that_alone_has_the_files(
 ) -> None:
     fake.has_sandboxes = ["v1beta1"]
     async with session_on(data_root, storage="backups") as session:
-        name = pod_of(fake)
-        news = {"spec": {"podTemplate": {"spec": {"hostNetwork": True}}}}
-        fake.change("sandboxes", name, news)
+        name, sandboxes = pod_of(fake), fake.store.objects["sandboxes"]
+        template = {"podTemplate": {"spec": {"hostNetwork": True}}}
+        fake.change("sandboxes", name, {"spec": {**template, **AT_A_TIME}})
+        await fake.until(lambda: not AT_A_TIME.items() & sandboxes[name]["spec"].items())
         assert (await session.exec("sleep 0.5; cat file")).stdout == "kept\n"
         # What its controller makes from it is.
         await lost(session, lambda: fake.delete("pods", name))

@@ -28,6 +28,7 @@ from mcp_sandbox.backends.kubernetes.exec_stream import (
 )
 from mcp_sandbox.backends.kubernetes.network import Network
 from mcp_sandbox.backends.kubernetes.objects import (
+    KEPT,
     OWN,
     SANDBOX,
     VOLUME,
@@ -260,7 +261,8 @@ class KubernetesBackend:
             return False
         await self.space.sandbox(sandbox_id)
         if self.space.kind_of(sandbox_id) is SANDBOX:
-            await self._api.patch(SANDBOX, sandbox_id, {"spec": {"operatingMode": "Suspended"}})
+            news = {"operatingMode": "Suspended", **KEPT}
+            await self._api.patch(SANDBOX, sandbox_id, {"spec": news})
         await self._end_pod(sandbox_id)
         return True
 
@@ -290,21 +292,23 @@ class KubernetesBackend:
 
     def _end_weaker(self, kind: Kind, name: str, row: Row) -> None:
         logger.error("%s %s is not as it was made: %s", kind.name, name, "; ".join(row.weaker))
-        if kind is SANDBOX and self.renderer.in_pod:
-            # Its pod is as it was, and has files that nothing else holds; another would have none.
-            return
-        if pod := row if kind is POD else self.space.pods.get(name):
+        # Its pod is as it was, and has files that nothing else holds; another would have none.
+        stays = kind is SANDBOX and self.renderer.in_pod
+        if not stays and (pod := row if kind is POD else self.space.pods.get(name)):
             self._note_end(pod.uid, "changed")
-        self.space.tasks.start_soon(self._end, models.SandboxId(name))
+        self.space.tasks.start_soon(self._end, models.SandboxId(name), stays)
 
     def _note_end(self, uid: str, ending: models.Ending) -> None:
         self._ended.setdefault(uid, ending)
         while len(self._ended) > _MOST_ENDED:
             del self._ended[next(iter(self._ended))]
 
-    async def _end(self, name: models.SandboxId) -> None:
+    async def _end(self, name: models.SandboxId, stays: bool) -> None:
         is_paused = False
         try:
+            if stays:
+                await self._api.patch(SANDBOX, name, {"spec": KEPT})
+                return
             with suppress(SandboxGone):
                 is_paused = await self.pause(name)
             if not is_paused:

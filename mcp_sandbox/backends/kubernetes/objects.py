@@ -47,6 +47,8 @@ NAME, RECORD, LABELS, SEAL = (
     f"mcp-sandbox.{each}" for each in ("name", "record", "labels", "seal")
 )
 SHAPE = "mcp-sandbox.template"
+# Of a Sandbox: else its controller would delete it at some time, and its files.
+KEPT = {"shutdownPolicy": "Retain", "shutdownTime": None}
 FILES = "files"
 HOME = "/home/sandbox"
 PATH = f"{HOME}/.local/bin:/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"

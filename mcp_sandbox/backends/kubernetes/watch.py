@@ -19,6 +19,7 @@ from mcp_sandbox.backends.kubernetes.objects import (
     APP,
     CLAIM,
     INSTANCE,
+    KEPT,
     NAME,
     SANDBOX,
     SHAPE,
@@ -26,6 +27,7 @@ from mcp_sandbox.backends.kubernetes.objects import (
     Made,
     Renderer,
 )
+from mcp_sandbox.backends.kubernetes.verify import find_weaker
 from mcp_sandbox.backends.sandbox_records import make_gone_error
 from mcp_sandbox.config import KubernetesConfig
 from mcp_sandbox.errors import BackendUnavailable, CapacityReached, ImageMissing, OperatorError
@@ -260,9 +262,11 @@ class Namespace:
         owner = self.kind_of(name)
         if kind is POD:
             weaker = render.find_changes(owner, name, found, render.files(owner, name))
-        elif kind is SANDBOX and found["spec"].get("operatingMode") != "Suspended":
-            template, files = found["spec"]["podTemplate"], render.template_files(name)
-            weaker = render.find_changes(owner, name, template, files)
+        elif kind is SANDBOX:
+            spec, files = found["spec"], render.template_files(name)
+            weaker = find_weaker(KEPT, {key: spec.get(key) for key in KEPT})
+            if spec.get("operatingMode") != "Suspended":
+                weaker += render.find_changes(owner, name, spec["podTemplate"], files)
         made = render.read(name, notes) if kind is owner else None
         return Row.of(found, tuple(weaker), made)
 
