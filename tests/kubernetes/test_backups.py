@@ -25,7 +25,7 @@ from tests.conftest import PROFILE, in_cluster
 from tests.contract.test_allowed_hosts import HERE, allowing, web
 from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.conftest import SetUp
-from tests.kubernetes.test_faults import lost
+from tests.kubernetes.test_faults import SPEC, lost
 from tests.kubernetes.test_refusals import soon_out_of_time
 
 CHAT = ChatId("tester", "backed-up")
@@ -280,20 +280,32 @@ async def test_a_pod_that_begins_again_has_the_certificates_of_now(
             fake.delete("configmaps", name)
 
 
-async def test_one_from_a_pool_that_is_not_used_any_more_is_ended_and_followed(
+async def test_one_from_a_pool_that_is_set_no_more_goes_on_with_its_files(
     fake: Cluster, data_root: Path, set_up: SetUp
 ) -> None:
     config = configured(data_root)
     await set_up(config, 1)
     async with open_manager(config) as manager:
         session = await manager.session(CHAT)
-        await session.exec("echo saved > file")
-        assert manager.saving
-        await manager.saving.save(CHAT)
+        await session.exec("echo unsaved > file")
         async with open_manager(in_cluster(data_root, storage="backups")) as other:
             session = await other.session(CHAT)
-            assert (await session.exec("cat file")).stdout == "saved\n"
-        assert not fake.names("sandboxclaims")
+            assert (await session.exec("cat file")).stdout == "unsaved\n"
+            await other.stop(CHAT)
+            await fake.until(lambda: not fake.names("sandboxclaims"))
+            assert (await session.exec("cat file")).stdout == "unsaved\n"
+
+
+async def test_what_a_killed_server_had_of_a_pool_that_is_set_no_more_ends(
+    fake: Cluster, data_root: Path, set_up: SetUp
+) -> None:
+    config = configured(data_root)
+    await set_up(config, 1)
+    async with open_backend("kubernetes", config) as backend:
+        await backend.create(SPEC)
+    assert fake.names("sandboxclaims")
+    async with open_manager(in_cluster(data_root, storage="backups")):
+        await fake.until(lambda: not fake.names("sandboxclaims"))
 
 
 async def test_those_that_wait_are_made_anew_when_settings_change(

@@ -166,6 +166,12 @@ class Namespace:
     async def _choose_owners(self) -> tuple[Kind, ...]:
         if self.config.objects != "pod" and await self._serves(SANDBOX):
             pooled = self.config.warm_pool and await self._serves(CLAIM)
+            if self._renderer.in_pod and not pooled:
+                # There may be some of a pool that is set no more.
+                ours = {"labelSelector": f"{INSTANCE}={self._renderer.instance}", "limit": "1"}
+                with suppress(BackendUnavailable):
+                    found = await self.api.call("GET", self.api.path(CLAIM), params=ours)
+                    pooled = bool(found["items"])
             return (SANDBOX, CLAIM) if pooled else (SANDBOX,)
         return (VOLUME if self.config.storage == "volume" else POD,)
 
