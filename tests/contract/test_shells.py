@@ -67,6 +67,15 @@ CASES = {
         ["v=$'\\xff\\xfe\\x01\\x7f\\t\\r'", 'printf %s "$v" | od -An -tx1'], " ff fe 01 7f 09 0d\n"
     ),
     "letters of other languages": Case(["v=é", "echo $v"], "é\n"),
+    "an integer that was a text": Case(
+        ["y=; declare -i y", 'echo "[$y]"; y=1+1; echo $y'], "[]\n2\n"
+    ),
+    "lower case that was upper case": Case(
+        ["L=A; declare -l L", "echo $L; L=B; echo $L"], "A\nb\n"
+    ),
+    "a constant array of integers from a function": Case(
+        ["f() { a=(x); declare -gair a; exit; }; f", "declare -p a"], 'declare -air a=([0]="x")\n'
+    ),
     "an empty variable": Case(["x=", "echo ${x+set}"], "set\n"),
     "what is unset": Case(["x=5", "unset x", "echo ${x-gone}"], "gone\n"),
     "what is unset of the environment": Case(["unset PAGER", "echo ${PAGER-gone}"], "gone\n"),
@@ -400,7 +409,7 @@ LINES = st.one_of(
         [
             *("cd /tmp", "cd /usr/bin", "cd - >&2", "pushd / >&2", "umask 027", "set -f", "set +f"),
             *("false", "set -k", "shopt -s nullglob", "set -u", "set +u", "f 1", "k 1"),
-            *("(x=1; cd /)", "declare -i y"),
+            *("(x=1; cd /)", "declare -i y", "declare -l x"),
         ]
     ),
 )

@@ -23,22 +23,24 @@ SAVE = rf"""_mcp_new=$1
 \unset -f builtin eval set unset; \unset -v POSIXLY_CORRECT BASH_XTRACEFD
 if [[ -v _mcp_code ]]; then \builtin printf '# whole\n' >| "$_mcp_new"
 \builtin exit "$_mcp_status"; fi
-_mcp_aliases=${{BASH_ALIASES[*]@A}} _mcp_same=' '
+_mcp_aliases=${{BASH_ALIASES[*]@A}} _mcp_same=' ' _mcp_typed=
 \builtin unalias -a; \unset -v BASH_ALIASES
 \builtin shopt -s extglob; \builtin shopt -u nocasematch nullglob
 _mcp_set=${{_mcp_set//:/ : }}; _mcp_set=${{_mcp_set// @(errexit|noexec|onecmd|privileged) :/}}
 _mcp_set="+o braceexpand +o hashall +o interactive-comments${{_mcp_set// : / -o }}"
 _mcp_set=${{_mcp_set% -o *( )}}
-if [[ $_mcp_inside ]]; then
-_mcp_list() {{ \builtin declare -p >| "$_mcp_new"; \builtin mapfile -t _mcp_names < "$_mcp_new"
+_mcp_list() {{ \builtin declare -p$1 >| "$_mcp_new"; \builtin mapfile -t _mcp_names < "$_mcp_new"
 _mcp_names=("${{_mcp_names[@]/#declare -*([! ])t*/}}")
 _mcp_names=("${{_mcp_names[@]#declare -* }}"); _mcp_names=("${{_mcp_names[@]%%=*}}"); }}
+if [[ $_mcp_inside ]]; then
 _mcp_forget() {{ \unset -v "$@"; }}
 _mcp_list; _mcp_all=("${{_mcp_names[@]}}"); \builtin declare -gt "${{_mcp_all[@]}}"
 for _mcp_name in "${{FUNCNAME[@]}}"; do _mcp_list; _mcp_forget "${{_mcp_names[@]/#_mcp_*/}}"; done
-\builtin declare -g +t "${{_mcp_all[@]}}"; \unset -f _mcp_list _mcp_forget
+\builtin declare -g +t "${{_mcp_all[@]}}"; \unset -f _mcp_forget
 fi
 _mcp_ifs=${{IFS@A}}; _mcp_ifs=${{_mcp_ifs:-:}}; \unset -v IFS
+for _mcp_one in i l u c; do _mcp_list $_mcp_one; \builtin declare -g +$_mcp_one "${{_mcp_names[@]}}"
+_mcp_typed+="declare -$_mcp_one ${{_mcp_names[*]}}; "; done; \unset -f _mcp_list
 \builtin {_ENVIRONMENT}
 {{ \builtin printf 'unset -v IFS PS4; shopt -u ${{BASHOPTS//:/ }}; '
 \builtin printf 'shopt -s %s\n' "${{_mcp_shopt//:/ }}"
@@ -50,7 +52,7 @@ then _mcp_same+="$_mcp_name "; fi
 done
 \unset -v _mcp_environment _mcp_names _mcp_all _mcp_one
 \builtin declare -p; \builtin umask -p
-\builtin printf 'PWD=%q; eval "$_mcp_hook"\n' "${{DIRSTACK[0]}}"
+\builtin printf '%sPWD=%q; eval "$_mcp_hook"\n' "$_mcp_typed" "${{DIRSTACK[0]}}"
 for ((_mcp_name = ${{#DIRSTACK[@]}} - 1; _mcp_name > 0; _mcp_name--))
 do \builtin printf 'pushd -n %q\n' "${{DIRSTACK[_mcp_name]}}"; done
 \builtin declare -f
