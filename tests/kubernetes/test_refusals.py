@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import aclosing, asynccontextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -117,6 +117,16 @@ async def test_a_missing_right_is_named(
         f"apply the Role of `mcp-sandbox kubernetes manifests`, which allows {resource}: {verb}"
         in told
     )
+
+
+async def test_a_server_that_has_not_read_its_roles_yet_is_waited_for(
+    fake: Cluster, data_root: Path
+) -> None:
+    async with aclosing(ApiServer(in_cluster(data_root).kubernetes)) as api:
+        # What is asked, and its version, each twice.
+        fake.answers += [(403, {})] * 4
+        assert "gitVersion" in await api.call("GET", "/version")
+        assert not fake.answers
 
 
 async def test_an_image_that_no_node_finds_is_named(fake: Cluster, data_root: Path) -> None:

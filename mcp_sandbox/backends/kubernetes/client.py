@@ -143,24 +143,28 @@ class ApiServer:
         """
         most_s = self._config.start_timeout if self._has_answered else _FIRST_ANSWER_S
         deadline, wait_s = time.monotonic() + most_s, _FIRST_WAIT_S
-        renewed = False
+        repeated = False
         while True:
             try:
                 response = await self._send(method, path, body, params or {})
                 if not response.is_error:
                     return dict(response.json())
+                status = response.status_code
+                # Before it has read its roles, as it may have by now, it hides even its version.
+                early = status == 403 == (await self._send("GET", "/version", None, {})).status_code
             except _CUT as exc:
                 why, asked_s = f"{type(exc).__name__} {exc}".strip(), 0.0
             else:
-                status, self._has_answered = response.status_code, True
-                if status != 429 and status < 500:
+                self._has_answered = True
+                if status != 429 and status < 500 and not early:
                     error = self._explain(status, _message(response), _VERBS[method], path)
-                    if status != 401 or renewed:
+                    if status not in (401, 403) or repeated:
                         raise error
-                    renewed = True
+                    repeated = True
                     continue
                 why = f"{status} {_message(response)}"
-                asked_s = _seconds(response.headers.get("retry-after"))
+                asked = response.headers.get("retry-after", "")
+                asked_s = float(asked) if asked.isdecimal() else 0.0
             wait_s = min(wait_s * 2, _LONGEST_WAIT_S)
             pause_s = max(asked_s, wait_s * random.uniform(0.5, 1.0))  # noqa: S311 - no secret
             if time.monotonic() + pause_s > deadline:
@@ -345,7 +349,3 @@ def _message(response: httpx.Response) -> str:
         return str(response.json()["message"])
     except (ValueError, KeyError, TypeError):
         return response.text[:300]
-
-
-def _seconds(text: str | None) -> float:
-    return float(text) if text and text.isdecimal() else 0.0
