@@ -16,6 +16,7 @@ from mcp_sandbox.backends.kubernetes.network import policies
 from mcp_sandbox.backends.kubernetes.objects import (
     AS_USER,
     RESTRICTED,
+    SHAPE,
     WARM_POOL,
     Made,
     Renderer,
@@ -67,7 +68,7 @@ async def examine_pool(api: ApiServer, config: Config) -> tuple[Literal["ok", "w
         pool = await api.get(WARM_POOL, name)
     except Refused as exc:
         return "warn", f"{name}: sandboxes begin cold ({exc})", remedy
-    if not renderer.fits(pool, made):
+    if pool["metadata"].get("annotations", {}).get(SHAPE) != renderer.shape(made):
         return "warn", f"{name} is made from other settings: sandboxes begin cold", remedy
     ready = pool.get("status", {}).get("readyReplicas", 0)
     return "ok", f"{name}: {ready} sandboxes are ready", ""

@@ -222,10 +222,6 @@ class Renderer:
             WARM_POOL.body(name, {"labels": APP, **shape}, size),
         ]
 
-    def fits(self, pool: Json, made: Made) -> bool:
-        """Return whether the sandboxes of a warm pool are made so."""
-        return bool(pool["metadata"].get("annotations", {}).get(SHAPE) == self.shape(made))
-
     def shape(self, made: Made) -> str:
         """Return a digest of how a pod is made now: a change of settings or of a version shows."""
         template = self.template(made, files=self.files(CLAIM, ""))
