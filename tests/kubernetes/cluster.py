@@ -99,7 +99,7 @@ class Cluster:
     def reset(self) -> None:
         """Take back what a test did to it, and delete all but policies."""
         self.do(self._clear)
-        self.wait(self.is_empty)
+        self.wait(lambda: self.is_empty() and not self.execs)
         self._behave()
         self.store.behave()
         self.node.behave()

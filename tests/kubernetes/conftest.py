@@ -7,6 +7,7 @@ import anyio
 import pytest
 import yaml
 
+from mcp_sandbox.backends.kubernetes.watch import Row
 from mcp_sandbox.cli.setup import manifests
 from mcp_sandbox.config import Config
 from tests.conftest import CLUSTER
@@ -70,8 +71,17 @@ def set_up(fake: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 
     async def set_up(config: Config, warm: int = 0) -> list[str]:
         await anyio.to_thread.run_sync(apply, config, warm)
-        pools, name = fake.store.objects["sandboxwarmpools"], config.kubernetes.warm_pool
-        await fake.until(lambda: pools[name].get("status", {}).get("readyReplicas", 0) >= warm)
-        return fake.names("pods")
+        pods, templates = (fake.store.objects[each] for each in ("pods", "sandboxtemplates"))
+        made = templates[config.kubernetes.warm_pool]["spec"]["podTemplate"]["metadata"]
+
+        def waiting() -> list[str]:
+            return [
+                name
+                for name, pod in pods.items()
+                if Row.of(pod).runs and pod["metadata"].get("annotations") == made["annotations"]
+            ]
+
+        await fake.until(lambda: len(waiting()) >= warm)
+        return waiting()
 
     return set_up
