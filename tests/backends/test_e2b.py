@@ -257,6 +257,11 @@ async def test_a_kill_at_any_step_loses_no_write_and_leaves_no_sandbox(
     await try_kill("e2b", config, step)
 
 
+async def test_python_starts_again_when_all_processes_were_killed(session: Session) -> None:
+    await session.exec("kill -9 -1")
+    assert (await session.run_code("print(6 * 7)")).stdout == "42\n"
+
+
 async def test_it_says_what_holds(session: Session) -> None:
     report = await session.info()
     assert report.backend == "e2b"

@@ -67,7 +67,7 @@ rm -f {_SOCKET}; cp {_SECRET} {_TOKEN}
 chown 10001:10001 {_PLACE} {_TOKEN}; chmod 700 {_PLACE}; cd /workspace
 setsid unshare --pid --fork --kill-child --mount-proc setpriv --reuid=10001 --regid=10001 \\
   --clear-groups --no-new-privs --inh-caps=-all --bounding-set=-all \\
-  env -i %s python3 {models.OURS}/{MAIN} </dev/null >{models.OURS}/log 2>&1 &
+  env -i %s "$(command -v python3)" {models.OURS}/{MAIN} </dev/null >{models.OURS}/log 2>&1 &
 echo $! >{_PLACE}/pid
 for _ in $(seq 200); do [ ! -S {_SOCKET} ] || break; sleep 0.05; done
 [ -S {_SOCKET} ] || {{ cat {models.OURS}/log >&2; exit 1; }}
