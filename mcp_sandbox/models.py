@@ -188,12 +188,16 @@ class Background:
 
 @dataclass(frozen=True)
 class RunnerStatus:
-    """What a runner says of its use. `connections` counts the servers, the asking one included."""
+    """What a runner says of its use. `connections` counts the servers, the asking one included.
+
+    `stopped`: it has killed the background after that.
+    """
 
     connections: int
     calls: int
     background: Background
     idle_s: float
+    stopped: bool = False
 
 
 @dataclass(frozen=True)

@@ -61,13 +61,20 @@ class Runtime:
         """The processes that commands left running; the runner reports every change."""
         return self._channel.background
 
-    async def status(self, *, timeout_s: float = processes.LATE_S) -> RunnerStatus:
-        status = (await self._channel.call("status", {}, timeout_s=timeout_s)).result
+    async def status(
+        self, *, stop_background: bool = False, timeout_s: float = processes.LATE_S
+    ) -> RunnerStatus:
+        """Return the state; `stop_background` then kills what runs there, if no call is under way.
+
+        If nothing does, it kills all other processes; `background` names notebooks then.
+        """
+        args = {"stop_background": stop_background}
+        status = (await self._channel.call("status", args, timeout_s=timeout_s)).result
         async with processes.checked_answers(self._channel):
             connections, calls = int(status["connections"]), int(status["calls"])
-            return RunnerStatus(
-                connections, calls, read_background(status), float(status["idle_s"])
-            )
+            # A runner from before an upgrade stops nothing, and does not say so.
+            idle_s, stopped = float(status["idle_s"]), bool(status.get("stopped"))
+            return RunnerStatus(connections, calls, read_background(status), idle_s, stopped)
 
     async def retire(self, *, background_too: bool, leaving: bool = False) -> Refusal:
         """End the sandbox unless it is in use; return why not, or "" if it ends.

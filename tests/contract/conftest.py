@@ -60,6 +60,7 @@ EVERYWHERE = {
     "test_a_call_answers_when_its_time_is_over_and_the_command_goes_on",
     "test_an_end_that_nobody_waited_for_is_told_once",
     "test_a_process_is_stopped_with_all_that_it_started",
+    "test_what_fills_the_workspace_is_stopped_and_the_sandbox_stays",
     # notebooks, terminals and previews
     "test_variables_functions_and_modules_stay",
     "test_a_value_that_is_a_picture_is_shown_as_one",
@@ -81,7 +82,6 @@ ON_EVERY_KERNEL = {
     "test_every_alias_shows_the_same_bytes_and_takes_writes",
     "test_a_warm_sandbox_shows_skills_too",
     "test_python_ends_as_it_ends_anywhere",
-    "test_what_fills_the_workspace_is_stopped_and_the_sandbox_stays",
     "test_the_largest_tree_gives_way_and_the_result_names_it",
     "test_directory_and_variables_that_are_given_stay",
     "test_a_command_of_a_shell_has_the_descriptors_of_every_command",
@@ -132,13 +132,9 @@ ABOUT_MOUNTS = {
     "test_what_died_under_a_call_is_named_with_its_background",
     "test_background_work_that_had_ended_is_not_mourned",
     "test_a_sandbox_that_is_killed_is_followed_by_one_with_nothing_or_all",
+    "test_a_sandbox_ends_if_what_fills_the_workspace_is_not_found",
 }
 HOLDING = ("holding", "e2b", "kubernetes", "kubernetes-backups")
-# The volume of such a pod is full at its size, and grows no more.
-ABOUT_GROWTH = {
-    "test_what_fills_the_workspace_is_stopped_and_the_sandbox_stays",
-    "test_a_connection_keeps_no_sandbox_that_grows_too_large",
-}
 # Its node may be another after a pause, and so its clock: the age is that since a server opened it.
 ABOUT_AGE = {"test_the_age_of_a_sandbox_is_known_to_whoever_finds_it"}
 # E2B pauses what nobody holds, after a time that is not less than a minute; a pod with unsaved
@@ -243,7 +239,6 @@ def with_walls(request: pytest.FixtureRequest) -> None:
         *(ABOUT_ISOLATION if place in ("unsafe-local", "holding") else ()),
         *(ABOUT_IDLENESS if place in ("e2b", "kubernetes-backups") else ()),
         *(ABOUT_AGE if place == "kubernetes" else ()),
-        *(ABOUT_GROWTH if place == "kubernetes-backups" else ()),
         *(ABOUT_MOUNTS if place in HOLDING else ()),
     }
     if {request.node.originalname, request.path.stem} & not_here:

@@ -1,14 +1,14 @@
 """Commands that outlive their calls: waited for, watched, listed, stopped, and told of once."""
 
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
 
 import anyio
 import pytest
 
 from mcp_sandbox.app.chats import open_manager
 from mcp_sandbox.config import Config, LimitsConfig
-from mcp_sandbox.config.values import MIB
 from mcp_sandbox.errors import Busy, CommandFailed, NotFound
 from mcp_sandbox.models import ProcessRow
 from mcp_sandbox.server.results import format_exec
@@ -247,26 +247,97 @@ async def test_commands_work_beside_those_that_go_on(emptied: Session) -> None:
         await emptied.processes.stop(each.process or "", "KILL")
 
 
-async def test_what_fills_the_workspace_is_stopped_and_the_sandbox_stays(config: Config) -> None:
-    small = config.workspace.model_copy(update={"size_limit": 20 * MIB, "min_free": 0})
+FILLS = f"{UNTIL_TOLD} while :; do for i in {{1..10}}; do : > $$-$((n++)); done; sleep 0.02; done"
+FILLS_BY_PYTHON = """
+import itertools, os, time
+def fill(folder):
+    while not os.path.exists(f"{folder}/go"):
+        time.sleep(0.02)
+    os.unlink(f"{folder}/go")
+    for number in itertools.count():
+        open(f"{folder}/{number}", "w").close()
+        time.sleep(0.002)
+"""
+
+
+@asynccontextmanager
+async def for_few_files(config: Config) -> AsyncGenerator[Session]:
+    small = config.workspace.model_copy(update={"max_files": 500})
     async with open_manager(config.model_copy(update={"workspace": small})) as manager:
-        session = await manager.session(CHAT)
-        quiet = await session.exec("sleep 86307", wait_s=0)
-        await session.exec("echo here > /tmp/mark-of-filling")
-        fills = "while :; do head -c 1000000 /dev/zero >> big; sleep 0.01; done"
-        begun = await session.exec(fills, wait_s=0)
-        told: list[str] = []
+        yield await manager.session(CHAT)
 
-        async def was_told() -> bool:
-            told.extend(await session.take_notices())
-            return any("filled the workspace" in each for each in told)
 
-        await seen(was_told)
-        assert begun.process
-        assert begun.process in " ".join(told)
-        await session.exec("rm big /tmp/mark-of-filling")
+async def told_of_filling(session: Session) -> str:
+    """What the agent is told when all that waits to fill the workspace does so."""
+    await session.write_file("go", "")
+    with anyio.fail_after(30):
+        while not (told := await session.take_notices()):
+            await anyio.sleep(0.02)
+    (said,) = told
+    assert "filled the workspace" in said
+    return said
+
+
+async def test_what_fills_the_workspace_is_stopped_and_the_sandbox_stays(config: Config) -> None:
+    async with for_few_files(config) as session:
+        await session.run_code("x = 41", notebook="kept")
+        begun = await session.exec(FILLS, wait_s=0)
+        left = f"setsid nohup bash -c 'echo $$ > pid; {FILLS}' >/dev/null 2>&1 &"
+        await session.exec(f"{left} until [ -s pid ]; do sleep 0.02; done")
+        said = await told_of_filling(session)
+        assert f"{begun.process} (while [ ! -e go" in said
+        assert "bash -c echo $$ > pid; while [ ! -e go" in said
+        assert (await session.exec("kill -0 $(cat pid)")).exit_code == 1
         assert not (await row(session, begun.process)).running
-        assert not (await row(session, quiet.process)).running
+        assert (await session.run_code("x + 1", notebook="kept")).stdout == "42\n"
+
+
+async def test_a_call_under_way_keeps_what_runs_in_the_background(
+    lasting: SessionManager, emptied: Session
+) -> None:
+    held = lasting._hold(CHAT)._held
+    assert held
+    begun = await emptied.exec("sleep 86310", wait_s=0)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(emptied.exec, f"touch here; {UNTIL_TOLD}")
+
+        async def is_under_way() -> bool:
+            return bool((await emptied.glob("here")).paths)
+
+        await seen(is_under_way)
+        status = await held.runtime.status(stop_background=True)
+        assert (status.calls, status.stopped) == (1, False)
+        assert (await row(emptied, begun.process)).running
+        await emptied.write_file("go", "")
+    assert (await held.runtime.status(stop_background=True)).stopped
+    await has_ended(emptied, begun.process)
+    assert not await emptied.take_notices()
+
+
+async def test_a_notebook_ends_if_nothing_else_can_fill_the_workspace(config: Config) -> None:
+    async with for_few_files(config) as session:
+        thread = "import threading\nthreading.Thread(target=fill, args=['.']).start()"
+        await session.run_code(FILLS_BY_PYTHON + thread, notebook="fills")
+        assert "Ended in the background: fills (notebook)." in await told_of_filling(session)
+
+        async def is_gone() -> bool:
+            return "fills" not in [each.id for each in await session.processes.list()]
+
+        await seen(is_gone)
+        assert (await session.run_code("1", notebook="fills")).notebook == "new"
+
+
+async def test_a_sandbox_ends_if_what_fills_the_workspace_is_not_found(config: Config) -> None:
+    async with for_few_files(config) as session:
+        place, folder = (await session.exec("pwd; python3 -m site --user-site")).stdout.split()
+        forks = f"if os.fork() == 0:\n    fill({place!r})"
+        await session.write_file(f"{folder}/usercustomize.py", FILLS_BY_PYTHON + forks)
+        await session.reset()
+        await session.run_code("1")
+        await session.take_notices()
+        assert "The sandbox was ended" in await told_of_filling(session)
+        count = (await session.exec("ls | wc -l")).stdout
+        assert (await session.exec("sleep 0.1; ls | wc -l")).stdout == count
 
 
 @pytest.mark.parametrize("victim", ["everything", "worker"])

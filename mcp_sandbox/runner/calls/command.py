@@ -49,7 +49,7 @@ _NO_START = (
 class Command:
     """A command. The calls that wait for its end are in `waits`.
 
-    `released`: its call was answered before its end. `told`: a call has reported its end.
+    `released`: its call was answered before its end. `told`: a call has reported its end, or will.
     """
 
     _notebook: Notebook | None = None
@@ -313,7 +313,7 @@ class Command:
         if status != 0 and self._why is None:
             self._out_of_memory = self._pool.memory.count_kills() > self._kills_before
         self._close()
-        self.told = bool(self.waits)
+        self.told |= bool(self.waits)
         self._note(self)
         self._answer(self.waits)
         self.streams.shrink()

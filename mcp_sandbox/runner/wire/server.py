@@ -217,7 +217,7 @@ class Server:
         if op not in ("ping", "status", "retire", "processes", "told"):
             args = self._complete(args) if op == "terminal" else args
             return Operation(self.loop, self._pool, reply, op, args)
-        answer: dict[str, Any] = self._status() if op == "status" else {}
+        answer: dict[str, Any] = self._status(args) if op == "status" else {}
         if op == "processes":
             answer = {"processes": [*self._table.rows(), *self._notebooks.rows()]}
         elif op == "told":
@@ -241,13 +241,27 @@ class Server:
     def _users(self) -> list[Connection]:
         return [each for each in self._hosts() if not each.leaving]
 
-    def _status(self) -> dict[str, Any]:
-        calls = self._under_way()
+    def _status(self, args: dict[str, Any]) -> dict[str, Any]:
+        """Return the state; with `stop_background`, kill what runs there if no call is under way.
+
+        Notebooks and unused workers may write, too: they are killed if nothing else runs.
+        """
+        calls, found = self._under_way(), self._in_background()
+        stops = bool(args.get("stop_background")) and not calls
+        if stops:
+            for each in self._table.in_background():
+                each.told = True
+                each.kill("stopped")
+            self._pool.kill_background(idle_too=not found["background"])
+            names = [] if found["background"] else self._notebooks.notebooks
+            found["background"] += [{"pid": 0, "command": "notebook", "id": name} for name in names]
+            found["background_total"] += len(names)
         return {
             "connections": len(self._users()),
             "calls": calls,
+            "stopped": stops,
             "idle_s": 0.0 if calls else time.monotonic() - self.used_at,
-            **self._in_background(),
+            **found,
         }
 
     def _retire(self, asking: Connection, *, background_too: bool) -> str:

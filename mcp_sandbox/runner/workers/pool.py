@@ -291,8 +291,8 @@ class Pool:
         doomed, self._doomed = self._doomed, set()
         processes.kill_trees(doomed)
 
-    def kill_background(self) -> None:
-        """Kill everything whose command has ended."""
+    def kill_background(self, *, idle_too: bool = False) -> None:
+        """Kill everything whose command has ended; `idle_too`: and all workers."""
         self.free_held()
         tree = _count_threads()[1] if self._resting else {}
         for one in self._resting:
@@ -301,6 +301,10 @@ class Pool:
         for one in self._busy:
             if one.listener is None:
                 self.kill(one)
+        if idle_too:
+            self._doomed |= self._known()
+        # At once: until the end of this round of the loop, a worker may get another job.
+        self._kill_doomed()
         self.orphans.kill()
 
     def _known(self) -> set[int]:

@@ -17,8 +17,6 @@ from mcp_sandbox.sessions.sandbox.notices import describe_end, describe_lost
 from mcp_sandbox.sessions.skill_pins import ChatPins
 from mcp_sandbox.telemetry.calls import span
 
-_MOST_NAMED = 8
-
 
 class ChatSandbox:
     """At most one open sandbox, for one chat. Other servers may have the same one open."""
@@ -261,7 +259,7 @@ class ChatSandbox:
                 self.tell_agent(news)
 
     async def _keep(self, held: OpenSandbox) -> None:
-        held.guard = DiskGuard(self.meter, self._end_for_growth)
+        held.guard = DiskGuard(self.meter, self._stop_growth)
         self._context.tasks.start_soon(held.guard.run)
         self._context.start_doors(self.chat, held)
         self._held = held
@@ -409,24 +407,27 @@ class ChatSandbox:
         if self._held and not self._held.dead:
             await self._lifecycle.keep(self._held)
 
-    async def _end_for_growth(self) -> None:
-        """Stop what writes too much in the background, unless a call of another server writes."""
+    async def _stop_growth(self) -> None:
+        """Stop what writes too much in the background, unless a call of another server writes.
+
+        If that is not found, and grew on with all else stopped, the sandbox ends.
+        """
         async with self._lock:
             held = self._held
             if held is None or held.runtime.broken:
                 return
             try:
-                status = await held.runtime.status()
+                status = await held.runtime.status(stop_background=True)
             except SandboxGone:
                 return
             if status.calls:
                 # The server of that call ends it.
                 return
-            if rows := await held.stop_all():
-                named = ", ".join(f"{row.id} ({row.command})" for row in rows[:_MOST_NAMED])
+            ended = describe_lost(status.background)
+            if ended and status.stopped:
                 self.tell_agent(
                     "What ran in the background filled the workspace, and was stopped since the "
-                    f"last call: {named}. Make room: delete what is not needed."
+                    f"last call. Make room: delete what is not needed.{ended}"
                 )
                 return
             with anyio.CancelScope(shield=True):
@@ -437,6 +438,6 @@ class ChatSandbox:
                     # Where it is paused, nothing has to be saved while that is still written.
                     await self._lifecycle.put_away(held)
             self.tell_agent(
-                "The sandbox was ended since the last call: what ran in its background filled the "
-                f"workspace; this is a new one on the same files.{describe_lost(status.background)}"
+                "The sandbox was ended since the last call: what ran in it filled the workspace, "
+                f"and could not be found; this is a new one on the same files.{ended}"
             )

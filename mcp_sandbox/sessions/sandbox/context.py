@@ -5,7 +5,7 @@ Each open sandbox has a guard, which keeps its chat to the limits on disk, also 
 
 import logging
 from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
@@ -16,22 +16,8 @@ from anyio.abc import TaskGroup
 from mcp_sandbox.audit import Audit
 from mcp_sandbox.backends.base import Backend, Sandbox
 from mcp_sandbox.config.values import MIB, show_size
-from mcp_sandbox.errors import (
-    OperatorError,
-    SandboxError,
-    SandboxGone,
-    StorageUnavailable,
-    WorkspaceFull,
-)
-from mcp_sandbox.models import (
-    ChatId,
-    Ending,
-    ExecResult,
-    Limits,
-    ProcessRow,
-    SandboxInfo,
-    SandboxState,
-)
+from mcp_sandbox.errors import OperatorError, SandboxError, StorageUnavailable, WorkspaceFull
+from mcp_sandbox.models import ChatId, Ending, ExecResult, Limits, SandboxInfo, SandboxState
 from mcp_sandbox.runtime.doors import DoorChannel
 from mcp_sandbox.runtime.runtime import Runtime
 from mcp_sandbox.sessions.chat_records import ChatRecords, UseTimes
@@ -152,12 +138,12 @@ class SessionContext:
 class DiskGuard:
     """Ends the calls under way when the chat's files grow over a limit.
 
-    If they grow without any call, something in the background writes: then the sandbox is ended.
+    If they grow without any call, something in the background writes: then that is stopped.
     """
 
-    def __init__(self, meter: DiskUsage, end_sandbox: Callable[[], Awaitable[object]]) -> None:
+    def __init__(self, meter: DiskUsage, stop_background: Callable[[], Awaitable[object]]) -> None:
         self._meter = meter
-        self._end_sandbox = end_sandbox
+        self._stop_background = stop_background
         self._calls: set[anyio.CancelScope] = set()
         self._called = anyio.Event()
         self._left = anyio.Event()
@@ -206,7 +192,7 @@ class DiskGuard:
                 background = self._ended_calls or (quiet and self._count == calls_before)
                 # A disk that fills up for another reason is none to end what runs here.
                 if background and isinstance(found, WorkspaceFull):
-                    logger.warning("ending a sandbox for what its background writes: %s", found)
+                    logger.warning("stopping what writes in the background: %s", found)
                     await self._end_background()
                 await self._end_calls(found)
 
@@ -223,7 +209,7 @@ class DiskGuard:
 
     async def _end_background(self) -> None:
         try:
-            await self._end_sandbox()
+            await self._stop_background()
         except OperatorError:
             # This task is one of the manager's: its failure would end every other chat's.
             logger.exception("the sandbox could not be ended; trying again if it goes on writing")
@@ -278,15 +264,6 @@ class OpenSandbox:
         self.door_channel.close()
         if self.doors:
             self.doors.close()
-
-    async def stop_all(self) -> list[ProcessRow]:
-        """Kill the running background processes; return them as they were before."""
-        rows: list[ProcessRow] = []
-        with suppress(SandboxGone):
-            rows = [row for row in await self.runtime.processes.list() if row.running]
-            for row in rows:
-                await self.runtime.processes.stop(row.id, "KILL")
-        return rows
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ class Notices:
 
     def add(self, chat: ChatId, text: str) -> None:
         """Keep a text until the chat's agent takes it."""
-        untold = [*self._pending.pop(chat, []), text][-_MOST_OF_A_CHAT:]
+        untold = [*dict.fromkeys([*self._pending.pop(chat, []), text])][-_MOST_OF_A_CHAT:]
         if len(self._pending) >= _MOST_CHATS:
             del self._pending[next(iter(self._pending))]
         self._pending[chat] = untold
@@ -46,7 +46,7 @@ def describe_end(row: ProcessRow) -> str:
 
 
 def describe_lost(background: Background) -> str:
-    """Return a sentence on what ran in the background of an ended sandbox, "" if nothing did."""
+    """Return a sentence on what was ended in the background, "" if nothing was."""
     if not background.total:
         return ""
     named = [
@@ -58,4 +58,4 @@ def describe_lost(background: Background) -> str:
     more = background.total - len(named)
     if more > 0:
         named.append(f"{more} more")
-    return f" Ended with it, in the background: {', '.join(named)}."
+    return f" Ended in the background: {', '.join(named)}."

@@ -21,7 +21,7 @@ _SETTLED_S = 30.0
 _NAMED = r'\((?:: |")(run-[\w-]+)"?;'
 _NEWS = re.compile(rf"\[p\d+-\w{{3}} {_NAMED}.*?\) ((?:was|ended|ran|timed) [\w ]+?) after \d+ s")
 _BURIED = re.compile(_NAMED)
-_WITH = "Ended with it, in the background:"
+_WITH = "Ended in the background:"
 _COMMAND = ": {name}; sleep {lasts}; echo {name} $EPOCHREALTIME >> {folder}; exit {code}"
 # The process calls itself as its notebook is called: so it is found from outside.
 _CELL = """\
