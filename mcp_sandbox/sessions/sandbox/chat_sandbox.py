@@ -397,14 +397,16 @@ class ChatSandbox:
 
     async def _save_before_end(self) -> None:
         """Save the files of the chat's sandbox, of one that no server has open, too."""
-        held = self._held
-        if self._context.files.lost_with_sandbox and (held is None or held.dead):
+        held, lost = self._held, self._context.files.lost_with_sandbox
+        if lost and (held is None or held.dead):
             if held:
                 self._forget(held)
             for info in await self._lifecycle.running():
                 # At most one has the newest files and stays: others are saved as older, and end.
                 await self._adopt(info.id)
         if self._held and not self._held.dead:
+            if lost:
+                await self._held.make_room()
             await self._lifecycle.keep(self._held)
 
     async def _stop_growth(self) -> None:

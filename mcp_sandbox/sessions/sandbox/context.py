@@ -5,7 +5,7 @@ Each open sandbox has a guard, which keeps its chat to the limits on disk, also 
 
 import logging
 from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
@@ -16,9 +16,17 @@ from anyio.abc import TaskGroup
 from mcp_sandbox.audit import Audit
 from mcp_sandbox.backends.base import Backend, Sandbox
 from mcp_sandbox.config.values import MIB, show_size
-from mcp_sandbox.errors import OperatorError, SandboxError, StorageUnavailable, WorkspaceFull
+from mcp_sandbox.errors import (
+    NotFound,
+    OperatorError,
+    SandboxError,
+    SandboxGone,
+    StorageUnavailable,
+    WorkspaceFull,
+)
 from mcp_sandbox.models import ChatId, Ending, ExecResult, Limits, SandboxInfo, SandboxState
 from mcp_sandbox.runtime.doors import DoorChannel
+from mcp_sandbox.runtime.processes import LATE_S
 from mcp_sandbox.runtime.runtime import Runtime
 from mcp_sandbox.sessions.chat_records import ChatRecords, UseTimes
 from mcp_sandbox.sessions.sandbox.capacity import Capacity
@@ -264,6 +272,18 @@ class OpenSandbox:
         self.door_channel.close()
         if self.doors:
             self.doors.close()
+
+    async def make_room(self) -> None:
+        """Kill what runs if it leaves no process to others, as a fork bomb does."""
+        try:
+            # For this the runner ends what earlier commands have left.
+            await self.runtime.exec(["true"], cwd="/", timeout_s=LATE_S)
+        except SandboxError:
+            with suppress(SandboxGone):
+                for row in await self.runtime.processes.list():
+                    with suppress(NotFound):
+                        if row.running:
+                            await self.runtime.processes.stop(row.id, "KILL")
 
 
 @dataclass(frozen=True)

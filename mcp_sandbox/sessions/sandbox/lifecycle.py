@@ -313,7 +313,7 @@ class SandboxLifecycle:
         try:
             if was_paused:
                 await self.resume(held)
-            if not held.runtime.broken:
+            if not (was_paused and held.runtime.broken):
                 await self._files.save_before_end(self._chat, held.runtime)
         except Unsaved as exc:
             with suppress(SandboxError):

@@ -232,6 +232,7 @@ class SandboxFiles(Saving):
     async def empty(self, sandbox: ChatSandbox) -> None:
         self.note_call(sandbox.chat)
         async with sandbox.open_for_save() as held:
+            await held.make_room()
             files = held.runtime.files
             while entries := (await files.list(limit=_AT_ONCE)).entries:
                 for entry in entries:

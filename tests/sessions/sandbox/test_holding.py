@@ -3,15 +3,18 @@
 import os
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from pathlib import Path
+from unittest.mock import AsyncMock
 
 import anyio
 import pytest
 
 from mcp_sandbox.app.chats import open_backend, open_manager
-from mcp_sandbox.config import Config
-from mcp_sandbox.errors import BackendUnavailable, ConfigError, Unsaved, WorkspaceFull
+from mcp_sandbox.config import Config, LimitsConfig
+from mcp_sandbox.errors import BackendUnavailable, Busy, ConfigError, Unsaved, WorkspaceFull
 from mcp_sandbox.models import ChatId, SandboxInfo
+from mcp_sandbox.runtime.files import Files
 from mcp_sandbox.sessions.manager import SessionManager
+from mcp_sandbox.sessions.sandbox.context import OpenSandbox
 from mcp_sandbox.sessions.session import Session
 from tests.holding import HoldingBackend, holding_files
 from tests.rclone import S3Server
@@ -156,6 +159,62 @@ async def test_a_chat_that_begins_anew_keeps_its_home(
     await session.exec("mkdir -p a/b; echo 1 > a/b/c; echo kept > ~/own")
     await session.reset(keep_files=False)
     assert (await session.exec("find . -mindepth 1; cat ~/own")).stdout == "kept\n"
+
+
+# Leaves no process to anybody: the runner's free workers are killed, too.
+_BOMB = """
+import os, signal, sys, time
+from contextlib import suppress
+parent_of = lambda pid: int(open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[1])
+worker = os.getppid()
+if sys.argv[1] == "left" and os.fork():
+    os._exit(0)
+if not os.fork():
+    while True:
+        with suppress(OSError):
+            os.fork() or signal.pause()
+time.sleep(0.3)
+runner = parent_of(worker)
+for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
+    with suppress(OSError):
+        if pid != worker and parent_of(pid) == runner:
+            os.kill(pid, signal.SIGKILL)
+time.sleep(0.1)
+open("full", "w")
+signal.pause()
+"""
+
+
+@pytest.mark.parametrize(("bomb", "keep_files"), [("goes on", True), ("left", False)])
+async def test_one_without_room_for_a_process_is_saved_and_ended(
+    config: Config, bomb: str, keep_files: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Any look at the files would end what was left.
+    monkeypatch.setattr(Files, "measure", AsyncMock(side_effect=Busy()))
+    few = config.model_copy(update={"limits": LimitsConfig(pids=64)})
+    async with open_manager(few) as manager:
+        session = await manager.session(CHAT)
+        await session.exec("echo kept > file; echo kept > ~/own")
+        await session.exec(["python3", "-c", _BOMB, bomb], wait_s=0)
+        full = (await held_folder(config)) / "workspace" / "full"
+
+        async def is_full() -> bool:
+            return full.exists()
+
+        await until(is_full)
+        await session.reset(keep_files=keep_files)
+        found = (await session.exec("cat file ~/own")).stdout
+        assert found == "kept\n" * (1 + keep_files)
+
+
+async def test_one_whose_connection_is_lost_is_not_ended_unsaved(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await session.exec("echo kept > file")
+    monkeypatch.setattr(OpenSandbox, "make_room", lambda held: held.runtime.aclose())
+    with pytest.raises(Unsaved):
+        await session.reset()
+    assert (await session.exec("cat file")).stdout == "kept\n"
 
 
 async def marked(config: Config, mark: str) -> Path:
