@@ -161,12 +161,11 @@ async def open_manager(
     from mcp_sandbox.workspace.pool import PoolFolder
     from mcp_sandbox.workspace.projects import ClientFolders, Projects
 
-    now, shared = clock or system_clock, for_many and bool(config.fleet.name)
-    folder = config.data_dir / "sandbox" / "audit"
+    now, folder = clock or system_clock, config.data_dir / "sandbox" / "audit"
     async with (
         choose_backend(config) as (backend, why),
         open_audit(folder, config.audit) as audit,
-        _open_records(config, now, shared=shared) as (records, leases),
+        _open_records(config, now, for_many=for_many) as (records, leases),
         _open_egress(config, ledger := UseTimes(records, now), audit) as egress,
     ):
         logger.info("backend %s: %s", backend.name, why)
@@ -213,29 +212,34 @@ async def open_manager(
 
 
 @asynccontextmanager
-async def open_fleet(config: Config) -> "AsyncGenerator[FleetStore]":
-    """Open what this server shares with others, in Redis. Raises ConfigError."""
+async def open_fleet(config: Config, *, serves: bool = True) -> "AsyncGenerator[FleetStore]":
+    """Open what this server shares with others, in Redis. Raises ConfigError.
+
+    A program that `serves` nobody has a name of its own: it takes no chat from the server.
+    """
     await to_thread.run_sync(import_module, "mcp_sandbox.storage.leases")
     from mcp_sandbox.storage.redis import FleetStore, Server
 
     fleet, place = config.fleet, f"{await to_thread.run_sync(boot_id)} {config.data_dir}"
-    server = Server(fleet.name, fleet.url.rstrip("/"), secrets.token_hex(8), place)
-    async with aclosing(FleetStore(fleet.redis, server, fleet.lease)) as store:
+    run = secrets.token_hex(8)
+    name = fleet.name if serves else f"{fleet.name}/{run}"
+    server = Server(name, fleet.url.rstrip("/"), run, place)
+    async with aclosing(FleetStore(fleet.redis, server, fleet.lease, serves=serves)) as store:
         yield store
 
 
 @asynccontextmanager
 async def _open_records(
-    config: Config, clock: "Clock", *, shared: bool
+    config: Config, clock: "Clock", *, for_many: bool
 ) -> "AsyncGenerator[tuple[ChatRecords, Leases | None]]":
-    """Open the records of chats, and the leases of those that are `shared`."""
+    """Open the records of chats, and the leases of those that servers share."""
     from mcp_sandbox.sessions.chat_records import ChatRecords, SharedRecords
 
-    await to_thread.run_sync(_check_sharing, config, shared)
-    if not shared:
+    await to_thread.run_sync(_check_sharing, config, for_many)
+    if not config.fleet.name:
         yield ChatRecords(config.data_dir), None
         return
-    async with open_fleet(config) as store:
+    async with open_fleet(config, serves=for_many) as store:
         from mcp_sandbox.storage.leases import Leases
 
         try:
@@ -249,10 +253,10 @@ async def _open_records(
         yield SharedRecords(config.data_dir, store, leases), leases
 
 
-def _check_sharing(config: Config, shared: bool) -> None:
+def _check_sharing(config: Config, for_many: bool) -> None:
     """Raise ConfigError where servers have one data directory, and not all who use it agree."""
     data_dir, others = config.data_dir, config.data_dir / "servers"
-    if not (shared and config.fleet.shared_data_dir):
+    if not (for_many and config.fleet.shared_data_dir):
         if config.fleet.shared_data_dir or others.exists():
             raise errors.ConfigError(
                 f"servers share {data_dir} (fleet.shared_data_dir), and only they agree who has a "

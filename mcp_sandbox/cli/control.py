@@ -138,7 +138,9 @@ def shutdown(
 def _stop_running() -> bool:
     """Stop what goes on although its daemon has ended; False if there is nothing."""
     chats = answer(None, "list", {})["chats"]
-    running = [f"{row['user']}/{row['chat']}" for row in chats if row["state"] == "running"]
+    own = ("", load(None).config.fleet.name)
+    here = (row for row in chats if row["state"] == "running" and row["server"] in own)
+    running = [f"{row['user']}/{row['chat']}" for row in here]
     for name in running:
         stop(name)
     return bool(running)

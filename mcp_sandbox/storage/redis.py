@@ -158,9 +158,10 @@ class FleetStore:
     When it has just failed to answer, it is not asked.
     """
 
-    def __init__(self, url: str, server: Server, lease_s: float) -> None:
-        """Raise ConfigError: it is no address of a Redis."""
+    def __init__(self, url: str, server: Server, lease_s: float, *, serves: bool = True) -> None:
+        """Raise ConfigError: it is no address of a Redis. `serves`: others can send clients."""
         self.server, self.place = server, re.sub(".*@|^[a-z]+://", "", url)
+        self._serves = serves
         self._redis = _open(url)
         self._ms = round(1000 * lease_s)
         self._claim = self._redis.register_script(_CLAIM)
@@ -222,11 +223,12 @@ class FleetStore:
         """
         alive = json.dumps(asdict(replace(self.server, free=free, load=load)))
         async with self._guarded(), self._redis.pipeline(transaction=False) as pipe:
-            pipe.set(f"server:{self.server.name}", alive, px=self._ms)
-            pipe.sadd(_SERVERS, self.server.name)
             for lease in leases:
                 await self._claim(**self._request(*lease), client=pipe)
-            return [_parse_lease(text) for text in (await pipe.execute())[2:]]
+            if self._serves:
+                pipe.set(f"server:{self.server.name}", alive, px=self._ms)
+                pipe.sadd(_SERVERS, self.server.name)
+            return [_parse_lease(text) for text in (await pipe.execute())[: len(leases)]]
 
     async def servers(self) -> Sequence[Server]:
         """Return the servers that live."""

@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import anyio
@@ -9,9 +10,9 @@ import pytest
 from anyio import to_thread
 from mcp.types import TextContent
 from pydantic import ValidationError
-from redis.asyncio import Redis
+from redis import Redis
 
-from mcp_sandbox.app.chats import open_manager
+from mcp_sandbox.app.chats import open_fleet, open_manager
 from mcp_sandbox.config import Config, FleetConfig
 from mcp_sandbox.errors import ChatElsewhere, ConfigError
 from mcp_sandbox.models import ChatId
@@ -131,40 +132,69 @@ async def test_a_server_that_is_replaced_keeps_its_chats_and_fails_no_call(tmp_p
         assert (await two.a.prepare("stays"))["providerSandboxId"] == before
 
 
-async def test_a_clock_that_is_an_hour_ahead_takes_no_chat_early(tmp_path: Path) -> None:
-    chat = ChatId("ada", "timed")
-    redis = await to_thread.run_sync(RedisServer)
-    store = await to_thread.run_sync(S3Server, tmp_path / "s3" / "buckets")
+Configure = Callable[[str], Config]
 
-    def ahead() -> Moment:
-        now = system_clock()
-        return Moment(now.wall_s + 3600, now.steady_s)
 
-    def configuration(name: str) -> Config:
+@pytest.fixture
+def configuration(tmp_path: Path) -> Iterator[Configure]:
+    """Makes the configuration of a server of a fleet by its name."""
+    redis, store = RedisServer(), S3Server(tmp_path / "s3" / "buckets")
+    with Redis.from_url(redis.url) as asked:
+        asked.set("born", 1)
+
+    def configure(name: str) -> Config:
         given = {"redis": redis.url, "name": name, "url": f"http://{name}", "lease": LEASE_S}
         config = configured("unsafe-local", tmp_path / name)
         more = {"storage": store.settings(), "fleet": FleetConfig.model_validate(given)}
         return config.model_copy(update=more)
 
-    try:
-        async with Redis.from_url(redis.url) as asked:
-            await asked.set("born", 1)
-        async with (
-            open_manager(configuration("a"), for_many=True) as a,
-            open_manager(configuration("b"), for_many=True, clock=ahead) as b,
-        ):
-            mine, theirs = await a.session(chat), await b.session(chat)
-            await mine.exec("echo kept > note")
-            began = time.monotonic()
-            while time.monotonic() - began < 1.2 * LEASE_S:
-                assert (await mine.exec("cat note")).stdout == "kept\n"
-                with pytest.raises(ChatElsewhere):
-                    await theirs.exec("cat note")
-            # The files of the last one count, whatever its clock says.
-            for number, (manager, session) in enumerate([(b, theirs), (a, mine), (b, theirs)]):
-                await (a if manager is b else b).stop(chat)
-                assert (await session.exec("cat note")).stdout == "kept\n" + "more\n" * number
-                await session.exec("echo more >> note")
-    finally:
-        redis.close()
-        store.close()
+    yield configure
+    redis.close()
+    store.close()
+
+
+async def test_a_clock_that_is_an_hour_ahead_takes_no_chat_early(configuration: Configure) -> None:
+    chat = ChatId("ada", "timed")
+
+    def ahead() -> Moment:
+        now = system_clock()
+        return Moment(now.wall_s + 3600, now.steady_s)
+
+    async with (
+        open_manager(configuration("a"), for_many=True) as a,
+        open_manager(configuration("b"), for_many=True, clock=ahead) as b,
+    ):
+        mine, theirs = await a.session(chat), await b.session(chat)
+        await mine.exec("echo kept > note")
+        began = time.monotonic()
+        while time.monotonic() - began < 1.2 * LEASE_S:
+            assert (await mine.exec("cat note")).stdout == "kept\n"
+            with pytest.raises(ChatElsewhere):
+                await theirs.exec("cat note")
+        # The files of the last one count, whatever its clock says.
+        for number, (manager, session) in enumerate([(b, theirs), (a, mine), (b, theirs)]):
+            await (a if manager is b else b).stop(chat)
+            assert (await session.exec("cat note")).stdout == "kept\n" + "more\n" * number
+            await session.exec("echo more >> note")
+
+
+@pytest.mark.parametrize("name", ["a", "b"])
+async def test_a_program_that_serves_nobody_has_only_chats_that_no_server_has(
+    configuration: Configure, name: str
+) -> None:
+    chat, config = ChatId("ada", "used"), configuration(name)
+    async with open_manager(configuration("a"), for_many=True) as a, open_manager(config) as b:
+        mine, theirs = await a.session(chat), await b.session(chat)
+        await mine.exec("echo kept > note")
+        await a.backups.save(chat)
+        for refused in (lambda: theirs.exec("true"), lambda: b.stop(chat), lambda: b.remove(chat)):
+            with pytest.raises(ChatElsewhere):
+                await refused()
+        assert await a.backups.list(chat)
+        await a.stop(chat)
+        assert (await theirs.exec("cat note")).stdout == "kept\n"
+        with pytest.raises(ChatElsewhere):
+            await mine.exec("true")
+        async with open_fleet(config) as store:
+            # No server sends clients to where nothing listens.
+            assert [each.name for each in await store.servers()] == ["a"]
