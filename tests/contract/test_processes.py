@@ -3,6 +3,7 @@
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from unittest import mock
 
 import anyio
 import pytest
@@ -263,8 +264,10 @@ def fill(folder):
 @asynccontextmanager
 async def for_few_files(config: Config) -> AsyncGenerator[Session]:
     small = config.workspace.model_copy(update={"max_files": 500})
-    async with open_manager(config.model_copy(update={"workspace": small})) as manager:
-        yield await manager.session(CHAT)
+    # Files that a sandbox holds itself are looked at more often than else.
+    with mock.patch("mcp_sandbox.sessions.sandbox.sandbox_files._MEASURE_S", 0.5):
+        async with open_manager(config.model_copy(update={"workspace": small})) as manager:
+            yield await manager.session(CHAT)
 
 
 async def told_of_filling(session: Session) -> str:
