@@ -68,7 +68,7 @@ _STDIN = "END_OF_STDIN"
 
 
 def _text(value: object) -> str:
-    return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else str(value)
+    return value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else str(value)
 
 
 _encoded = json.JSONEncoder(ensure_ascii=False, sort_keys=True, default=_text).encode
@@ -153,7 +153,8 @@ def _digested(given: Arguments) -> tuple[str, str]:
     if isinstance(env := given.get("env"), Mapping):
         # Values in an environment are often keys.
         text = _encoded({**given, "env": sorted(map(str, env))})
-    return text[:_SEARCHED], digest
+    # What is no character is written so that it can be printed.
+    return text[:_SEARCHED].encode("utf-8", "backslashreplace").decode(), digest
 
 
 @dataclass(frozen=True)
