@@ -5,7 +5,9 @@ that a sandbox has. `python -m tests.e2b_server FOLDER` prints its port; POST /f
 Needs root.
 """
 
+import atexit
 import base64
+import functools
 import os
 import secrets
 import shutil
@@ -13,6 +15,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -358,27 +361,40 @@ def application(service: Service) -> Starlette:
     )
 
 
+@functools.cache
+def _shared() -> str:
+    """Return the address of the server that all tests of this process have, until it ends."""
+    folder = tempfile.TemporaryDirectory(prefix="mcp-sandbox-e2b-")
+    server = subprocess.Popen(
+        [sys.executable, "-m", "tests.e2b_server", folder.name],
+        stdout=subprocess.PIPE,
+        text=True,
+        # A path of a test in it would mark the server as one that the test left.
+        env={"PATH": os.environ["PATH"]},
+    )
+
+    @atexit.register
+    def end() -> None:
+        server.terminate()
+        server.communicate()
+        folder.cleanup()
+
+    assert server.stdout is not None
+    return f"http://127.0.0.1:{int(server.stdout.readline())}"
+
+
 @contextmanager
-def serving(folder: Path) -> Iterator[str]:
+def serving() -> Iterator[str]:
     """Have the library ask such a server; yield its address. With a key: the real one."""
     if os.environ.get("E2B_API_KEY"):
         yield ""
         return
-    words = [sys.executable, "-m", "tests.e2b_server", str(folder)]
-    with (
-        subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as server,
-        pytest.MonkeyPatch.context() as patch,
-    ):
-        assert server.stdout is not None
-        url = f"http://127.0.0.1:{int(server.stdout.readline())}"
+    with pytest.MonkeyPatch.context() as patch:
         for name in ("E2B_API_URL", "E2B_SANDBOX_URL"):
-            patch.setenv(name, url)
+            patch.setenv(name, _shared())
         patch.setenv("E2B_HTTP_VERSION", "1.1")
         patch.setenv("E2B_API_KEY", KEY)
-        try:
-            yield url
-        finally:
-            server.terminate()
+        yield _shared()
 
 
 def absent() -> str | None:

@@ -186,17 +186,14 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     ],
     scope="module",
 )
-def backend_name(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[str]:
+def backend_name(request: pytest.FixtureRequest) -> Iterator[str]:
     """Every place where a sandbox can live, and those where sandboxes hold the chats' files."""
     name: str = request.param
-    machines = tmp_path_factory.mktemp("machines")
     with ExitStack() as stack:
         if name == "holding":
             stack.enter_context(holding_files())
         if name == "e2b":
-            stack.enter_context(serving(machines))
+            stack.enter_context(serving())
         if name.startswith("kubernetes"):
             request.getfixturevalue("cluster")
         yield name
