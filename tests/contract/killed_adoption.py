@@ -1,24 +1,22 @@
 """A server that gives a new chat a warm sandbox, and is killed at one step of that.
 
-python -m tests.contract.killed_adoption BACKEND DATA_DIR STEP
+python -m tests.contract.killed_adoption CONFIGURATION STEP
 """
 
 import os
 import signal
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 
 import anyio
 
 from mcp_sandbox.app.chats import open_manager
 from mcp_sandbox.backends.base import Pooled
-from mcp_sandbox.config import PoolConfig, SessionsConfig
+from mcp_sandbox.config import Config, PoolConfig, SessionsConfig
 from mcp_sandbox.models import ChatId, SandboxId
 from mcp_sandbox.sessions.manager import SessionManager
 from mcp_sandbox.workspace import pool
 from mcp_sandbox.workspace.beneath import rename_new
-from tests.conftest import configured
 
 STEPS = ("taken", "relabelled", "home moved", "workspace moved", "answered")
 CHAT = ChatId("ann", "c1")
@@ -57,10 +55,10 @@ class Dying:
             self.at(f"{name.decode()} moved")
 
 
-async def main(name: str, data_dir: Path, step: str) -> None:
+async def main(config: Config, step: str) -> None:
     settings = {"pool": PoolConfig(size=1), "sessions": SessionsConfig(orphaned=ORPHANED_S)}
     dying = Dying(step)
-    async with open_manager(configured(name, data_dir).model_copy(update=settings)) as manager:
+    async with open_manager(config.model_copy(update=settings)) as manager:
         dying.watch(manager)
         with anyio.fail_after(20):
             while manager.statistics().pool["idle"] < 1:
@@ -74,4 +72,4 @@ async def main(name: str, data_dir: Path, step: str) -> None:
 
 
 if __name__ == "__main__":
-    anyio.run(main, sys.argv[1], Path(sys.argv[2]), sys.argv[3])
+    anyio.run(main, Config.model_validate_json(sys.argv[1]), sys.argv[2])

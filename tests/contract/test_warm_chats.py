@@ -1,7 +1,7 @@
 """New chats that get a warm sandbox, and what a kill in the middle of that leaves."""
 
+import os
 import signal
-import sys
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 
@@ -13,6 +13,7 @@ from mcp_sandbox.config import Config, PoolConfig
 from mcp_sandbox.models import ChatId, SandboxInfo
 from mcp_sandbox.sessions.manager import SessionManager
 from tests.contract.killed_adoption import STEPS
+from tests.daemon.running import ended
 from tests.e2e.attacks import BUBBLEWRAP, DOCKER
 
 # Only a new label is the backend's own doing.
@@ -143,12 +144,10 @@ async def test_a_new_chat_of_two_servers_with_warm_sandboxes_gets_one(pooled: Co
 async def test_a_kill_in_the_middle_of_an_adoption_loses_no_file_and_leaves_nothing(
     step: str, pooled: Config, backend_name: str
 ) -> None:
-    command = [sys.executable, "-m", "tests.contract.killed_adoption"]
-    arguments = [backend_name, str(pooled.data_dir), step]
-    with anyio.fail_after(30):
-        ended = await anyio.run_process([*command, *arguments], check=False)
-    assert ended.returncode == -signal.SIGKILL, ended.stderr.decode()
-    assert ended.stdout.split() == ([b"done", b"1"] if step == "answered" else [])
+    arguments = [pooled.model_dump_json(), step]
+    killed = await ended(arguments, env=os.environ, module="tests.contract.killed_adoption")
+    assert killed.code == -signal.SIGKILL, killed.err
+    assert killed.out.split() == (["done", "1"] if step == "answered" else [])
     async with open_manager(pooled) as manager:
         session = await manager.session(ANN)
         seen = await session.exec("cat note ~/note")

@@ -224,11 +224,14 @@ async def ended(
     cwd: str = "/",
     stdin: bytes = b"",
     beside: int = 0,
+    module: str = "mcp_sandbox",
 ) -> Done:
-    """How a command line of ours ended."""
+    """How a command line of ours ended, or another program of Python."""
     said = {"stdout": bytearray(), "stderr": bytearray()}
     with anyio.fail_after(50):
-        async with forked.start(arguments, env=env, cwd=cwd, stdin=stdin, beside=beside) as program:
+        async with forked.start(
+            arguments, env=env, cwd=cwd, stdin=stdin, beside=beside, module=module
+        ) as program:
             async with anyio.create_task_group() as tasks:
 
                 async def read(name: str, pipe: ByteReceiveStream) -> None:

@@ -1,27 +1,24 @@
 """A server that saves or restores a chat, and is killed at one step of that.
 
-python -m tests.sessions.killed_saving DATA_DIR STORAGE STEP
+python -m tests.sessions.killed_saving CONFIGURATION STEP
 """
 
 import os
 import signal
 import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from pathlib import Path
 from typing import Any
 
 import anyio
 
 from mcp_sandbox.app.chats import open_manager
-from mcp_sandbox.config import SessionsConfig
-from mcp_sandbox.config.sections import StorageConfig
+from mcp_sandbox.config import Config, SessionsConfig
 from mcp_sandbox.models import ChatId, Packed
 from mcp_sandbox.runtime.files import Files
 from mcp_sandbox.sessions.saving import Saving
 from mcp_sandbox.storage.backups import Backup, Backups
 from mcp_sandbox.storage.objects import ObjectStore
 from mcp_sandbox.workspace import directory
-from tests.conftest import configured
 
 SAVING = ("packing", "uploaded", "saved", "pruning")
 RESTORING = ("unpacking", "unpacked", "thrown away", "home moved", "workspace moved")
@@ -97,11 +94,10 @@ class Dying:
         self.after(directory, "rename_new", "{} moved")
 
 
-async def main(data_dir: Path, storage: StorageConfig, step: str) -> None:
+async def main(config: Config, step: str) -> None:
     Dying(step).watch()
-    settings = {"storage": storage, "sessions": SessionsConfig(orphaned=ORPHANED_S)}
-    config = configured("bubblewrap", data_dir).model_copy(update=settings)
-    async with open_manager(config) as manager:
+    sessions = SessionsConfig(orphaned=ORPHANED_S)
+    async with open_manager(config.model_copy(update={"sessions": sessions})) as manager:
         session = await manager.session(CHAT)
         if step in SAVING:
             await session.exec("echo 2 > note; echo 2 > ~/note")
@@ -113,5 +109,4 @@ async def main(data_dir: Path, storage: StorageConfig, step: str) -> None:
 
 
 if __name__ == "__main__":
-    given = StorageConfig.model_validate_json(sys.argv[2])
-    anyio.run(main, Path(sys.argv[1]), given, sys.argv[3])
+    anyio.run(main, Config.model_validate_json(sys.argv[1]), sys.argv[2])

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import sys
 import urllib.request
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
@@ -457,12 +456,9 @@ async def test_a_kill_at_any_step_loses_no_file_and_shows_no_half(
         await (await one.session(KILLED)).exec("echo 1 > note; echo 1 > ~/note")
         await one.backups.save(KILLED)
     struck = first if step in SAVING else second
-    command = [sys.executable, "-m", "tests.sessions.killed_saving", str(struck.data_dir)]
-    with anyio.fail_after(30):
-        killed = await anyio.run_process(
-            [*command, struck.storage.model_dump_json(), step], check=False
-        )
-    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
+    arguments = [struck.model_dump_json(), step]
+    killed = await ended(arguments, env=os.environ, module="tests.sessions.killed_saving")
+    assert killed.code == -signal.SIGKILL, killed.err
     wanted = "2\n2\n" if step in SAVING else "1\n1\n"
     async with open_manager(struck) as again:
         seen = await (await again.session(KILLED)).exec("cat note ~/note; ls -A")

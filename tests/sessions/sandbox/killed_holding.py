@@ -1,6 +1,6 @@
 """A server whose sandboxes hold files, and that is killed before or after one of its steps.
 
-python -m tests.sessions.sandbox.killed_holding BACKEND DATA_DIR STORAGE STEP; it prints what it was
+python -m tests.sessions.sandbox.killed_holding BACKEND CONFIGURATION STEP; it prints what it was
 told of, and ends by itself where there are not so many steps.
 """
 
@@ -8,7 +8,6 @@ import os
 import signal
 import sys
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import anyio
@@ -17,11 +16,11 @@ import pytest
 from mcp_sandbox.app.chats import open_backend, open_manager
 from mcp_sandbox.backends.e2b.client import Box, Client
 from mcp_sandbox.config import Config
-from mcp_sandbox.config.sections import StorageConfig
-from mcp_sandbox.models import BackendName, ChatId
+from mcp_sandbox.models import ChatId
 from mcp_sandbox.runtime.files import Files
 from mcp_sandbox.sessions.chat_records import ChatRecords
 from mcp_sandbox.storage.objects import ObjectStore
+from tests.daemon.running import ended
 from tests.holding import HeldSandbox, HoldingBackend, holding_files
 
 CHAT = ChatId("ann", "c1")
@@ -62,7 +61,7 @@ class Dying:
         setattr(room, name, watched)
 
 
-async def main(name: str, data_dir: Path, storage: StorageConfig, step: int) -> None:
+async def main(name: str, config: Config, step: int) -> None:
     dying = Dying(step)
     for room, names in WATCHED:
         for each in names:
@@ -70,9 +69,6 @@ async def main(name: str, data_dir: Path, storage: StorageConfig, step: int) -> 
     with ExitStack() as stack:
         if name == "holding":
             stack.enter_context(holding_files())
-        # No store of its own, which would outlive this process.
-        where: BackendName = "e2b" if name == "e2b" else "unsafe-local"
-        config = Config(data_dir=data_dir, backend=where, storage=storage)
         async with open_manager(config) as manager:
             session = await manager.session(CHAT)
 
@@ -95,17 +91,16 @@ async def try_kill(name: str, config: Config, step: int) -> None:
     """Kill such a server at a step, and see that the next one has all that was written."""
     async with open_manager(config) as first:
         await (await first.session(CHAT)).exec("echo 1 > note; echo 1 > ~/note")
-    words = [name, str(config.data_dir), config.storage.model_dump_json(), str(step)]
-    with anyio.fail_after(50):
-        killed = await anyio.run_process([sys.executable, "-m", __name__, *words], check=False)
-    assert killed.returncode in (0, -signal.SIGKILL), killed.stderr.decode()
-    written = max(map(int, killed.stdout.split()), default=1)
+    words = [name, config.model_dump_json(), str(step)]
+    killed = await ended(words, env=os.environ, module=__name__)
+    assert killed.code in (0, -signal.SIGKILL), killed.err
+    written = max(map(int, killed.out.split()), default=1)
     async with open_manager(config) as again:
         session = await again.session(CHAT)
         seen = (await session.exec("cat note ~/note; ls -A")).stdout
         note, own, *names = seen.split()
         # What was under way may have been done.
-        assert {int(note), int(own)} <= {written, written + 1}, killed.stderr.decode()
+        assert {int(note), int(own)} <= {written, written + 1}, killed.err
         assert names == ["note"]
         await again.stop(CHAT)
         assert config.backend != "auto"
@@ -122,5 +117,5 @@ STEPS = [
 
 
 if __name__ == "__main__":
-    given = StorageConfig.model_validate_json(sys.argv[3])
-    anyio.run(main, sys.argv[1], Path(sys.argv[2]), given, int(sys.argv[4]))
+    given = Config.model_validate_json(sys.argv[2])
+    anyio.run(main, sys.argv[1], given, int(sys.argv[3]))
