@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import pickle
 import resource
 import signal
 import subprocess
@@ -384,17 +385,17 @@ async def test_a_lack_of_descriptors_loses_nothing_and_passes(tmp_path: Path, le
 
 
 WRITER = """
-import sys, anyio
+import pickle, sys, anyio
+from dataclasses import replace
 from pathlib import Path
 from mcp_sandbox.models import ChatId
 from mcp_sandbox.sessions.chat_records import ChatRecords
-from tests.contract.test_records import record
 async def main():
     records = ChatRecords(Path(sys.argv[1]))
-    number = int(sys.argv[2])
+    number, record = int(sys.argv[2]), pickle.loads(bytes.fromhex(sys.argv[3]))
     while True:
-        await records.put(record(ChatId("u", f"c{number}")))
-        await records.put(record(ChatId("u", "again"), number))
+        await records.put(replace(record, chat=ChatId("u", f"c{number}")))
+        await records.put(replace(record, chat=ChatId("u", "again"), used_s=number))
         print(number, flush=True)
         number += 1
 anyio.run(main)
@@ -403,7 +404,8 @@ anyio.run(main)
 
 def killed_writer(data_root: Path, first: int, after: int) -> int:
     """The last number that a writer, killed after `after` more of them, said it had written."""
-    command = [sys.executable, "-c", WRITER, str(data_root), str(first)]
+    given = [str(data_root), str(first), pickle.dumps(record(ANN)).hex()]
+    command = [sys.executable, "-c", WRITER, *given]
     with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=Path(__file__).parents[2]) as writer:
         assert writer.stdout is not None
         for _ in range(after):
