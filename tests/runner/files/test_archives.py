@@ -316,7 +316,8 @@ def test_much_is_packed_and_unpacked_in_little_memory(workspace: Path) -> None:
 def grown(work: Callable[[], object]) -> int:
     """By how many KiB the memory of a child grows that does the work."""
     source, target = os.pipe()
-    if not os.fork():
+    child = os.fork()
+    if not child:
         try:
             Path("/proc/self/clear_refs").write_text("5")
             idle = memory("VmRSS")
@@ -327,7 +328,7 @@ def grown(work: Callable[[], object]) -> int:
     os.close(target)
     with open(source) as said:
         size = said.read()
-    os.wait()
+    os.waitpid(child, 0)
     return int(size)
 
 
