@@ -148,10 +148,12 @@ def test_there_is_no_other_way_into_a_sandbox() -> None:
         # They are given that of a call that has entered.
         "sessions/session.py: runtime.exec",
         "sessions/session.py: runtime.files",
-        # An end is told once; what fills the workspace is stopped.
+        # An end is told once.
         "sessions/sandbox/chat_sandbox.py: self._held.runtime.processes.untold",
         "sessions/sandbox/chat_sandbox.py: self._held.runtime.processes.tell",
         "sessions/sandbox/chat_sandbox.py: held.runtime.processes.untold",
+        # What leaves no process to save the files with is killed before its sandbox ends.
+        "sessions/sandbox/context.py: self.runtime.exec",
         "sessions/sandbox/context.py: self.runtime.processes.list",
         "sessions/sandbox/context.py: self.runtime.processes.stop",
     }
