@@ -185,6 +185,8 @@ def _known_gaps(facts: SandboxFacts, config: Config) -> Mapping[str, str]:
     if config.network == "open" and facts.backend != "unsafe-local":
         reached = (inside.ADDRESSES, inside.ROUTE) if facts.backend == "docker" else ("network",)
         gaps |= dict.fromkeys(reached, "the network is open")
+    elif facts.backend == "kubernetes":
+        gaps[inside.ROUTE] = "there may be a route, on which a NetworkPolicy stops everything"
     if "by the runner" in facts.limits["pids"]:
         gaps[inside.PROCESSES] = "the runner makes room for calls; the limit of a pod is its node's"
     if "no writable cgroup" in facts.limits["pids"]:
