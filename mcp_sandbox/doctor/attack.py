@@ -91,6 +91,8 @@ async def attack(config: Config, tell: Callable[[str], object]) -> Attack:
         program = await to_thread.run_sync(inspect.getsource, inside)
         manager = await stack.enter_async_context(open_manager(own))
         for chat in (_ATTACKER, _OTHER) if manager.saving else ():
+            # Before there is a sandbox, which would stay if it cannot be saved.
+            await manager.backups.list(chat)
             stack.push_async_callback(manager.remove, chat)
         session, other = await manager.session(_ATTACKER), await manager.session(_OTHER)
         await other.write_file(at["mark"], at["mark"])
