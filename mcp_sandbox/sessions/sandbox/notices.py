@@ -15,7 +15,7 @@ class Notices:
 
     def add(self, chat: ChatId, text: str) -> None:
         """Keep a text until the chat's agent takes it."""
-        untold = [*dict.fromkeys([*self._pending.pop(chat, []), text])][-_MOST_OF_A_CHAT:]
+        untold = [*self._pending.pop(chat, []), text][-_MOST_OF_A_CHAT:]
         if len(self._pending) >= _MOST_CHATS:
             del self._pending[next(iter(self._pending))]
         self._pending[chat] = untold
