@@ -272,10 +272,14 @@ async def for_few_files(config: Config) -> AsyncGenerator[Session]:
 
 async def told_of_filling(session: Session) -> str:
     """What the agent is told when all that waits to fill the workspace does so."""
+    told: list[str] = []
+
+    async def is_told() -> bool:
+        told.extend(await session.take_notices())
+        return bool(told)
+
     await session.write_file("go", "")
-    with anyio.fail_after(30):
-        while not (told := await session.take_notices()):
-            await anyio.sleep(0.02)
+    await seen(is_told)
     (said,) = told
     assert "filled the workspace" in said
     return said
