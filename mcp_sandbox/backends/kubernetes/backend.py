@@ -171,9 +171,9 @@ class KubernetesBackend:
         await self.space.open()
         made = Made.of(spec, self._config.image, await to_thread.run_sync(runner_digest))
         made = replace(made, shape=self.renderer.shape(made))
-        waiting = (pod for pod in self.space.pods.values() if pod.free_shape == made.shape)
-        prefix = [WARM] if any(pod.runs for pod in waiting) else []
-        name = self.renderer.name(spec.labels, *prefix)
+        pods = self.space.pods.values()
+        warm = any(pod.runs and pod.free_shape == made.shape for pod in pods)
+        name = self.renderer.name(spec.labels, WARM) if warm else self.renderer.name(spec.labels)
         kind = self.space.kind_of(name)
         async with self._creates:
             await self._network.prepare(made.network)
