@@ -158,8 +158,7 @@ class Pool:
         """
         if not self._lineage:
             return None
-        self.held = held = self._take(is_python=False)
-        self._busy.discard(held)
+        self.held = held = self.spares.take(is_python=False)
         try:
             held.give(job, fds)
         except ConnectionError:
