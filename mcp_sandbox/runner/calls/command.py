@@ -269,7 +269,7 @@ class Command:
         self._worker = None
         if self._status is not None:
             return
-        if self._why or self._notebook:
+        if self._why or (self._notebook and self._begun):
             until = time.monotonic() + _SETTLE_MOST_S
             self._loop.call_later(_SETTLE_S, lambda: self._settle(until))
         elif self._begun:

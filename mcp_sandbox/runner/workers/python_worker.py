@@ -55,7 +55,12 @@ def _interpreter(control: Socket) -> None:
         request, fds = receive(control, 4096, 1)
         if request is None:
             return
-        if os.fork() == 0:
+        try:
+            pid = os.fork()
+        except OSError:
+            # No process is left: the socket closes unused. With this one all notebooks would end.
+            pid = -1
+        if pid == 0:
             control.close()
             _serve_python_worker(Socket(fileno=fds[0]))
             os._exit(0)
