@@ -148,7 +148,8 @@ class Command:
             self._ended(signal.SIGKILL)
             return
         self._pool.free_held()
-        if not self._pool.has_room(self._note_ending):
+        has_room = self._pool.has_room(self._note_ending)
+        if not has_room or self._notebooks.is_ending(self._job["notebook"]):
             self._loop.call_later(_SETTLE_S, self._launch)
             return
         self._begun = False

@@ -36,7 +36,7 @@ class WorkerHandle:
         self.lingers = False
         # Its command outlived its call, and is killed first when room is needed.
         self.released = False
-        # Kill it as soon as its pid is known.
+        # It is being killed, or will be as soon as its pid is known.
         self.doomed = False
         self.job: dict[str, Any] | None = None
 

@@ -61,6 +61,11 @@ class Notebooks:
             listener({"e": "pid", "pid": main})
         return found
 
+    def is_ending(self, name: str) -> bool:
+        """Return whether it is killed, and its end is not known yet: it would take no cell."""
+        found = self.notebooks.get(name)
+        return bool(found and found.python_worker.doomed)
+
     def _begin(self, name: str, job: dict[str, Any]) -> Notebook:
         if len(self.notebooks) >= _MOST:
             names = ", ".join(self.notebooks)

@@ -88,7 +88,8 @@ class Pool:
         """Return the pids that run on although their command has ended."""
         tree = processes.map_parents() if self._resting or self._keepers() else {}
         for one in self._resting:
-            one.lingers = not processes.find_descendants([one.pid or -1], tree) <= {one.main}
+            # More than the notebook itself, whose pid may not be reported yet.
+            one.lingers = len(processes.find_descendants([one.pid or -1], tree)) > 1
         found = processes.find_descendants(self._keepers(), tree) - {
             one.main for one in self._resting
         }
@@ -272,6 +273,8 @@ class Pool:
         if pid is None and warm.worker:
             pid = warm.worker.pid
         if pid is not None:
+            for one in self._busy | self._resting:
+                one.doomed = one.doomed or one.pid == pid
             if not self._doomed:
                 self._loop.call_later(0, self._kill_doomed)
             self._doomed.add(pid)
