@@ -13,7 +13,7 @@ from mcp.types import TextContent
 
 from mcp_sandbox.app.chats import open_manager
 from mcp_sandbox.config import Config
-from mcp_sandbox.errors import Busy
+from mcp_sandbox.errors import Busy, SandboxError
 from mcp_sandbox.models import ExecResult
 from mcp_sandbox.server.identity import make_session_finder
 from mcp_sandbox.server.server import build_server
@@ -315,12 +315,17 @@ async def test_only_its_own_notebook_suffers(session: Session, code: str) -> Non
     await session.reset()
 
 
-async def test_a_fork_bomb_in_a_notebook_makes_room(config: Config, backend_name: str) -> None:
-    if backend_name.startswith(("docker-runsc", "unsafe-local", "kubernetes")):
+def few_processes(config: Config, backend_name: str) -> Config:
+    if backend_name.startswith(("docker-runsc", "unsafe-local", "kubernetes", "e2b")):
         pytest.skip("no limit of processes is the sandbox's own there")
     limits = config.limits.model_copy(update={"pids": 96})
+    return config.model_copy(update={"limits": limits})
+
+
+async def test_a_fork_bomb_in_a_notebook_makes_room(config: Config, backend_name: str) -> None:
+    few = few_processes(config, backend_name)
     bomb = "import os\nwhile True:\n    try: os.fork()\n    except OSError: break"
-    async with open_manager(config.model_copy(update={"limits": limits})) as manager:
+    async with open_manager(few) as manager:
         session = await manager.session(CHAT)
         await run(session, "x = 1", "b")
         with anyio.fail_after(40):
@@ -328,6 +333,34 @@ async def test_a_fork_bomb_in_a_notebook_makes_room(config: Config, backend_name
             assert (await session.exec("echo fine")).stdout == "fine\n"
             assert (await run(session, "x", "b")).stdout == "1\n"
             assert (await run(session, "2")).stdout == "2\n"
+
+
+async def test_notebooks_outlive_a_call_that_finds_no_process(
+    config: Config, backend_name: str
+) -> None:
+    few = few_processes(config, backend_name)
+    fill = (
+        "import os, time\n"
+        "try:\n    while os.fork(): pass\n"
+        "except OSError: print('full', flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    full = anyio.Event()
+
+    async def see(_stream: str, _data: bytes) -> None:
+        full.set()
+
+    async with open_manager(few) as manager:
+        session = await manager.session(CHAT)
+        await run(session, "x = 1", "b")
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(partial(session.exec, ["python3", "-c", fill], on_output=see))
+            await full.wait()
+            for name in ("c", "d"):
+                with pytest.raises(SandboxError):
+                    await run(session, "1", name)
+            tasks.cancel_scope.cancel()
+        assert (await run(session, "x", "b")).stdout == "1\n"
 
 
 async def test_a_process_that_a_cell_forks_lives_on_alone(session: Session) -> None:
