@@ -88,8 +88,7 @@ class Pool:
         """Return the pids that run on although their command has ended."""
         tree = processes.map_parents() if self._resting or self._keepers() else {}
         for one in self._resting:
-            # More than the notebook itself, whose pid may not be reported yet.
-            one.lingers = len(processes.find_descendants([one.pid or -1], tree)) > 1
+            one.lingers = _runs_more(one, tree)
         found = processes.find_descendants(self._keepers(), tree) - {
             one.main for one in self._resting
         }
@@ -298,13 +297,14 @@ class Pool:
         self.free_held()
         tree = _count_threads()[1] if self._resting else {}
         for one in self._resting:
-            if len(processes.find_descendants([one.pid or -1], tree)) > 1:
+            if _runs_more(one, tree):
                 self.kill(one)
         for one in self._busy:
             if one.listener is None:
                 self.kill(one)
         if idle_too:
-            self._doomed |= self._known()
+            for pid in self._known():
+                self.kill(pid)
         # At once: until the end of this round of the loop, a worker may get another job.
         self._kill_doomed()
         self.orphans.kill()
@@ -324,6 +324,11 @@ class Pool:
         self.free_held()
         in_use = self._resting or any(one.is_python for one in self._busy)
         self.spares.give_back(python=not in_use)
+
+
+def _runs_more(resting: WorkerHandle, tree: dict[int, int]) -> bool:
+    """Return whether more than the notebook itself runs, whose pid may not be reported yet."""
+    return len(processes.find_descendants([resting.pid or -1], tree)) > 1
 
 
 class SpareWorkers:

@@ -15,7 +15,6 @@ import os
 from mcp_sandbox.runner.kernel import processes
 from mcp_sandbox.runner.kernel.loop import DeferredAction
 from mcp_sandbox.runner.kernel.native import close
-from mcp_sandbox.runner.wire.protocol import OpError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -127,7 +126,7 @@ class WarmShell:
             theirs = [nothing, out_write, err_write, code]
             if worker := self._pool.hold({**self._job, "op": "standby"}, theirs):
                 return PreparedShell(worker, self._job, (out_read, err_read), theirs)
-        except (OSError, OpError):
+        except OSError:
             # No descriptor or process is left: the next command is started as usual.
             pass
         close(opened)
