@@ -7,6 +7,7 @@ import pytest
 
 from mcp_sandbox.errors import SandboxGone
 from mcp_sandbox.sessions.session import Session
+from tests.streams import printing
 
 # A number that is in no other command line, asked for in a way that does not find the asking.
 _HIDDEN = "sleep 86399"
@@ -67,21 +68,9 @@ async def test_who_ignores_every_signal_is_killed_all_the_same(session: Session)
 
 
 async def test_a_cancelled_call_leaves_nothing_running(session: Session) -> None:
-    started = anyio.Event()
-
-    async def note(_name: str, _data: bytes) -> None:
-        started.set()
-
     with anyio.fail_after(30):
-        async with anyio.create_task_group() as tasks:
-            command = f"{_HIDING}\necho started; sleep 600"
-
-            async def run() -> None:
-                await session.exec(command, on_output=note)
-
-            tasks.start_soon(run)
-            await started.wait()
-            tasks.cancel_scope.cancel()
+        async with printing(session, f"{_HIDING}\necho started; sleep 600"):
+            pass
     assert await hidden(session) == 0
 
 

@@ -21,6 +21,7 @@ from mcp_sandbox.sessions.manager import SessionManager
 from mcp_sandbox.sessions.session import Session
 from tests.contract.conftest import CHAT
 from tests.server.scripted import one_chat
+from tests.streams import printing
 
 
 @pytest.fixture
@@ -345,21 +346,13 @@ async def test_notebooks_outlive_a_call_that_finds_no_process(
         "except OSError: print('full', flush=True)\n"
         "time.sleep(60)\n"
     )
-    full = anyio.Event()
-
-    async def see(_stream: str, _data: bytes) -> None:
-        full.set()
-
     async with open_manager(few) as manager:
         session = await manager.session(CHAT)
         await run(session, "x = 1", "b")
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(partial(session.exec, ["python3", "-c", fill], on_output=see))
-            await full.wait()
+        async with printing(session, ["python3", "-c", fill]):
             for name in ("c", "d"):
                 with pytest.raises(SandboxError):
                     await run(session, "1", name)
-            tasks.cancel_scope.cancel()
         assert (await run(session, "x", "b")).stdout == "1\n"
 
 

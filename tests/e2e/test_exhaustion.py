@@ -27,6 +27,7 @@ from tests.e2e.attacks import (
 )
 from tests.e2e.conftest import CHAT
 from tests.e2e.endurance.places import Place
+from tests.streams import printing
 
 # It looks at what the whole disk has lost.
 alone = pytest.mark.alone
@@ -371,24 +372,13 @@ async def test_what_one_chat_hoards_no_other_lacks(manager: SessionManager) -> N
         "except OSError:\n    pass\n"
         "print('hoarded', flush=True)\ntime.sleep(60)\n"
     )
-    hoarded = anyio.Event()
-
-    async def note(_name: str, _data: bytes) -> None:
-        hoarded.set()
-
-    async def keep() -> None:
-        await hoarder.exec(["python3", "-c", hoard], timeout_s=60, on_output=note)
-
     with anyio.fail_after(40):
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(keep)
-            await hoarded.wait()
+        async with printing(hoarder, ["python3", "-c", hoard]):
             data = os.urandom(4 * MIB)
             await other.write_file("big", data)
             result = await other.exec("wc -c; sha256sum < big", stdin=data)
             assert str(len(data)) in result.stdout
             assert (await other.run_code("print(1)")).stdout == "1\n"
-            tasks.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize("backend_name", [GVISOR], indirect=True)
