@@ -255,8 +255,9 @@ async def test_allowed_hosts_are_reached_by_certificates_that_servers_of_one_key
             await set_up(config, 1)
             async with open_manager(sharing("KEY", "b")) as second:
                 assert (await (await second.session(ChatId("tester", "other"))).exec(ask)).success
-            (_, claim) = fake.store.objects["sandboxclaims"].values()
-            assert claim["status"]["sandbox"]["name"].startswith(POOL)
+                # It goes with its server.
+                (_, claim) = fake.store.objects["sandboxclaims"].values()
+                assert claim["status"]["sandbox"]["name"].startswith(POOL)
             # What the second server has put in its place is as good.
             assert shown() != before
             assert (await session.exec(ask)).success
