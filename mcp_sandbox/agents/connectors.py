@@ -1,11 +1,15 @@
 """The configured model services, and their keys, which no repr, error or log line shows."""
 
+import secrets
 from collections.abc import Mapping
 
-from mcp_sandbox.config import ConnectorConfig
+from mcp_sandbox.config import ConnectorConfig, RunConfig
+from mcp_sandbox.egress.process.gateway import Service
 from mcp_sandbox.egress.secrets import SecretSource
 from mcp_sandbox.egress.targets import RefusedError
 from mcp_sandbox.errors import ConfigError, InvalidArgument, OperatorError
+
+_REQUEST_S = 60.0  # For a request's head, and its body.
 
 
 class Connector:
@@ -45,16 +49,27 @@ class Connector:
                 f"the key of connectors.{self.name} cannot be read: {exc}; correct its key setting"
             ) from None
 
-    def header(self, key: bytes) -> dict[bytes, bytes]:
-        """Return the header with which the key is sent."""
-        usual = "bearer" if self.settings.protocol == "openai" else "x-api-key"
-        bearer = (self.settings.auth or usual) == "bearer"
-        return {b"authorization": b"Bearer " + key} if bearer else {b"x-api-key": key}
-
-    def address(self, path: str) -> str:
-        """Return the URL of a request for /v1/…; openai services have /v1 in their `url`."""
-        version = "/v1" if self.settings.protocol == "openai" else ""
-        return self.settings.url + path.removeprefix(version)
+    def service(self, limits: RunConfig, upstream: str = "", silent_s: float = 600) -> Service:
+        """Return what the process of one run's way to it has to know; its token is a new one."""
+        settings = self.settings
+        openai = settings.protocol == "openai"
+        auth = settings.auth or ("bearer" if openai else "x-api-key")
+        return Service(
+            name=self.name,
+            token=secrets.token_urlsafe(32),
+            url=settings.url,
+            protocol=settings.protocol,
+            header="authorization" if auth == "bearer" else "x-api-key",
+            # Services of this protocol have it in their `url`.
+            version="/v1" if openai else "",
+            models=self.models,
+            server_tools=settings.server_tools,
+            max_requests=limits.max_requests,
+            max_output_tokens=limits.max_output_tokens,
+            silent_s=silent_s,
+            request_s=min(_REQUEST_S, silent_s),
+            upstream=upstream,
+        )
 
 
 def find_connector(

@@ -20,12 +20,13 @@ from mcp_sandbox.agents.events import Completion, Usage
 from mcp_sandbox.agents.executors import find_executor
 from mcp_sandbox.agents.executors.base import Executor, ModelAccess
 from mcp_sandbox.agents.executors.direct import Direct
-from mcp_sandbox.agents.gateway import open_gateway
+from mcp_sandbox.agents.gateway import Gateway, open_gateway
 from mcp_sandbox.agents.hooks import HookMemory, Hooks, load_hooks
 from mcp_sandbox.agents.run import Agent, Tell
-from mcp_sandbox.app.chats import open_manager
+from mcp_sandbox.app.chats import open_manager, open_ways_out
 from mcp_sandbox.config import Config, load_config
 from mcp_sandbox.config.values import MIB
+from mcp_sandbox.egress.ways_out import WaysOut
 from mcp_sandbox.errors import Busy, InvalidArgument
 from mcp_sandbox.models import RELAY, ChatId
 from mcp_sandbox.server.bridge import ToolBridge, open_bridge
@@ -52,10 +53,12 @@ async def open_agent(  # noqa: PLR0913 - what an agent can be given
     on_end: Callable[[Completion], Awaitable[None]] | None = None,
     config: Config | None = None,
     manager: Callable[[], Awaitable[SessionManager]] | None = None,
+    ways_out: WaysOut | None = None,
 ) -> AsyncGenerator[Agent]:
     """Open a coding agent in the computer of a chat, whose files stay.
 
-    Its sandbox ends with the block, but for one of a `manager`, which has the same `config`.
+    Its sandbox ends with the block, but for one of a `manager`, which has the same `config`. It
+    reaches its model by these `ways_out`, or those of its manager, or its own.
     The `assistant`, a folder in `agents.folders`, says how it behaves; what is given here goes
     before it. The program `command` with its `arguments` reaches its model by the `connector`, as
     NAME or NAME/MODEL; each run may take `timeout_s`, may call the functions `tools` of this
@@ -93,9 +96,20 @@ async def open_agent(  # noqa: PLR0913 - what an agent can be given
     bridge = config.bridge.model_copy(
         update={"servers": {**config.bridge.servers, **found.servers}}
     )
-    async with _placed(chat_id, found, config, executor, manager) as (session, memory):
+    async with (
+        _placed(chat_id, found, config, executor, manager) as (session, memory, own),
+        nullcontext(ways_out or own) if ways_out or own else open_ways_out(config) as reached,
+    ):
         opening = partial(open_bridge, bridge, found.tools, tools)
-        way = partial(_way, chat_id, session, service, config, opening)
+        gateway = partial(
+            open_gateway,
+            service,
+            chat=chat_id,
+            limits=settings.run,
+            egress=config.egress,
+            ways_out=reached,
+        )
+        way = partial(_way, session, service, config, gateway, opening)
         limit_s = timeout_s or options.timeout or settings.run.timeout
         agent = Agent(chat_id, session, found, make, way, limit_s, hooks, memory, on_end)
         async with agent.opened():
@@ -109,10 +123,10 @@ async def _placed(
     config: Config,
     executor: type[Executor],
     manager: Callable[[], Awaitable[SessionManager]] | None,
-) -> AsyncGenerator[tuple[Session | None, HookMemory]]:
-    """Open the chat's session, if anything is to run in it, and what its hooks keep."""
+) -> AsyncGenerator[tuple[Session | None, HookMemory, WaysOut | None]]:
+    """Open the chat's session, if anything is to run in it, what its hooks keep, and ways out."""
     if executor is Direct:
-        yield None, HookMemory(UseTimes(ChatRecords(config.data_dir), system_clock), chat)
+        yield None, HookMemory(UseTimes(ChatRecords(config.data_dir), system_clock), chat), None
         return
     spec = read_spec(found, config, executor)
     async with nullcontext(await manager()) if manager else open_manager(config) as chats:
@@ -121,7 +135,7 @@ async def _placed(
             folders = {"folders": (found.skills, *config.skills.folders)}
             skills = config.skills.model_copy(update=folders)
             session.skills.library = SkillLibrary(skills, config.data_dir)
-        yield session, HookMemory(chats.use_times, chat)
+        yield session, HookMemory(chats.use_times, chat), chats.ways_out
 
 
 def read_spec(
@@ -159,18 +173,16 @@ async def _log_usage(
 
 @asynccontextmanager
 async def _way(
-    chat: ChatId,
     session: Session | None,
     service: Connector,
     config: Config,
+    gateways: Callable[[], AbstractAsyncContextManager[Gateway]],
     opening: Callable[..., AbstractAsyncContextManager[ToolBridge]],
     tell: Tell,
 ) -> AsyncGenerator[ModelAccess]:
     """Open what one run finds inside: a door to its model, and one to the host's tools."""
     async with AsyncExitStack() as stack:
-        gateway = await stack.enter_async_context(
-            open_gateway(service, chat=chat, limits=config.agents.run, egress=config.egress)
-        )
+        gateway = await stack.enter_async_context(gateways())
 
         def used() -> Usage:
             given, made = gateway.counts.input_tokens, gateway.counts.output_tokens
@@ -181,8 +193,8 @@ async def _way(
         if not session:
             yield way
             return
-        port = await stack.enter_async_context(session.door(gateway.serve))
-        bridge = await stack.enter_async_context(opening(of=str(chat), tell=tell))
+        port = await stack.enter_async_context(session.way_out(gateway.way))
+        bridge = await stack.enter_async_context(opening(of=str(session.chat), tell=tell))
         tools: dict[str, object] = {}
         if bridge.names:
             # Another run of the chat may have the place.

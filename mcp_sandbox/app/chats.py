@@ -31,6 +31,7 @@ from mcp_sandbox.telemetry import logs
 if TYPE_CHECKING:
     from mcp_sandbox.audit import Audit
     from mcp_sandbox.egress.rules import EgressRules as Hosts
+    from mcp_sandbox.egress.ways_out import WaysOut
     from mcp_sandbox.server.server import SandboxServer
     from mcp_sandbox.sessions.chat_records import ChatRecords, Clock, UseTimes
     from mcp_sandbox.sessions.doors import Egress
@@ -162,11 +163,13 @@ async def open_manager(
     from mcp_sandbox.workspace.projects import ClientFolders, Projects
 
     now, folder = clock or system_clock, config.data_dir / "sandbox" / "audit"
+    rules = await to_thread.run_sync(read_allowed_hosts, config)
     async with (
         choose_backend(config) as (backend, why),
         open_audit(folder, config.audit) as audit,
         _open_records(config, now, for_many=for_many) as (records, leases),
-        _open_egress(config, ledger := UseTimes(records, now), audit) as egress,
+        open_ways_out(config, rules) as ways_out,
+        _open_egress(config, rules, ways_out, ledger := UseTimes(records, now), audit) as egress,
     ):
         logger.info("backend %s: %s", backend.name, why)
         programs = await to_thread.run_sync(find_programs, config)
@@ -195,6 +198,7 @@ async def open_manager(
                 pool_size=size,
                 pool_max_age_s=config.pool.max_age,
             ),
+            ways_out,
             egress=egress,
             leases=leases,
         )
@@ -340,9 +344,8 @@ def read_allowed_hosts(config: Config) -> "Hosts | None":
             "network: allowlist needs a wall, and unsafe-local has none: name another backend, or "
             "set network to open"
         )
-    from mcp_sandbox.egress.authority import load_trusted
-    from mcp_sandbox.egress.rules import read_egress_rules
     from mcp_sandbox.egress.secrets import Secrets
+    from mcp_sandbox.egress.settings import load_trusted, read_egress_rules
 
     Secrets(config.secrets, b"")
     load_trusted(config.egress.ca_bundle)
@@ -381,11 +384,25 @@ def find_programs(config: Config) -> tuple[Mount, ...]:
     return (Mount(folder, PROGRAMS, read_only=True),)
 
 
+def open_ways_out(
+    config: Config, rules: "Hosts | None" = None
+) -> "AbstractAsyncContextManager[WaysOut]":
+    """Open the ways out of this server's chats."""
+    from mcp_sandbox.egress import ways_out
+    from mcp_sandbox.egress.settings import load_trusted
+
+    trusted = partial(load_trusted, config.egress.ca_bundle)
+    return ways_out.open_ways_out(trusted, rules, config.egress.upstream_proxy)
+
+
 @asynccontextmanager
 async def _open_egress(
-    config: Config, ledger: "UseTimes", audit: "Audit"
+    config: Config,
+    rules: "Hosts | None",
+    ways_out: "WaysOut",
+    ledger: "UseTimes",
+    audit: "Audit",
 ) -> "AsyncGenerator[Egress | None]":
-    rules = await to_thread.run_sync(read_allowed_hosts, config)
     if rules is None:
         if config.secrets:
             logger.warning("secrets do nothing with network: %s", config.network)
@@ -393,19 +410,18 @@ async def _open_egress(
         return
     await to_thread.run_sync(import_module, "mcp_sandbox.sessions.doors")
     from mcp_sandbox.egress.authority import CertificateAuthority
-    from mcp_sandbox.egress.proxy import Proxy
-    from mcp_sandbox.egress.secrets import Secrets
+    from mcp_sandbox.egress.secrets import Keys, Secrets
     from mcp_sandbox.sessions.doors import Egress
 
-    settings, folder = config.egress, config.data_dir / "sandbox" / "authority"
+    folder = config.data_dir / "sandbox" / "authority"
     authority = await CertificateAuthority.open(
-        folder, settings.ca_bundle, await _shared_key(config)
+        folder, config.egress.ca_bundle, await _shared_key(config)
     )
     secrets = Secrets(config.secrets, authority.seed)
-    proxy = Proxy(rules, authority, secrets, upstream=settings.upstream_proxy)
     audit.mask = secrets.masked
     with logs.masked(secrets.masked):
-        yield Egress(proxy, ledger, audit)
+        keys = Keys(rules, authority.leaf, secrets)
+        yield Egress(ways_out, authority.bundle, keys, ledger, audit)
 
 
 def open_skills(config: Config) -> "Skills":

@@ -110,7 +110,9 @@ class _ChatServer:
         await to_thread.run_sync(import_module, "mcp_sandbox.app.agents")
         from mcp_sandbox.app.agents import open_agent
 
-        given |= {"config": self.config, "manager": self.manager.open}
+        opened = self.manager.opened
+        ways_out = opened and opened.ways_out
+        given |= {"config": self.config, "manager": self.manager.open, "ways_out": ways_out}
         async with open_agent(**given) as agent:
             yield agent
 

@@ -278,20 +278,18 @@ class Audit:
         self._failing = True
         return 0
 
-    def note(self, kind: str, chat: ChatId, **fields: str) -> None:
-        """Record soon an event that programs inside can repeat: once a minute, with a count.
+    def note(self, kind: str, chat: ChatId, times: int = 1, **fields: str) -> None:
+        """Record and log soon what programs inside can repeat: once a minute, with a count.
 
         If there are many kinds at a time, the last are one line, without fields.
         """
-        if not self.enabled:
-            return
         noted: _Noted = kind, chat, tuple(fields.items())
         if noted not in self._times and self._kinds[kind, chat] >= _MOST_NOTED:
             noted = kind, chat, ()
         if noted not in self._times:
             self._kinds[kind, chat] += 1
             self._tasks.start_soon(self._note, noted)
-        self._times[noted] += 1
+        self._times[noted] += times
 
     async def _note(self, noted: _Noted) -> None:
         await self._write_noted(noted)
@@ -304,6 +302,7 @@ class Audit:
         times, self._times[noted] = self._times[noted], 0
         if times:
             kind, chat, fields = noted
+            event(logger, kind, chat=str(chat), **dict(fields), times=times)
             record = {"user": chat.user, "chat": chat.chat, **dict(fields)}
             with suppress(StorageUnavailable):
                 await self.write(kind, **record, times=times if times > 1 else None)

@@ -38,6 +38,12 @@ class SocketStream(ByteStream):
         self._socket = connected
         self._stretch = 0
 
+    def hand_over(self) -> socket.socket:
+        """Return the socket, for another process; this stream is closed."""
+        handed = self._socket.dup()
+        self._socket.close()
+        return handed
+
     async def receive(self, max_bytes: int = 65536) -> bytes:
         self._stretch += 1
         if self._stretch >= _AT_A_STRETCH:

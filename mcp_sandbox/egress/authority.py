@@ -5,15 +5,12 @@ Its key stays in its folder. Sandboxes get a folder with one file: the certifica
 
 import hashlib
 import hmac
-import os
-import re
 import ssl
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from pathlib import Path
 
-import certifi
 from anyio import to_thread
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -27,31 +24,29 @@ from cryptography.hazmat.primitives.serialization import (
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from mcp_sandbox.durable import locked, make_folder, write_file
+from mcp_sandbox.egress.settings import BUNDLE, load_trusted
 from mcp_sandbox.errors import ConfigError, StorageUnavailable
 
 _LIFETIME, _RENEWED_BEFORE = timedelta(days=400), timedelta(days=30)
 _MOST_LEAVES = 256
-_BUNDLE = "ca-certificates.crt"
-_CERTIFICATE = re.compile(rb"-----BEGIN CERTIFICATE-----[\s\w+/=]+-----END CERTIFICATE-----")
 _NAME = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "mcp-sandbox allowed hosts")])
 
 
 class CertificateAuthority:
     """The authority kept in a folder.
 
-    `bundle` is the folder to mount over /etc/ssl/certs, `outside` is the TLS context for real
-    servers, `seed` is a secret that lasts as long as the folder, or is that of all authorities of
-    the same `shared` secret: what one has signed, sandboxes of another trust.
+    `bundle` is the folder to mount over /etc/ssl/certs, `trusted` are the certificates of real
+    servers' authorities, `seed` is a secret that lasts as long as the folder, or is that of all
+    authorities of the same `shared` secret: what one has signed, sandboxes of another trust.
     """
 
     def __init__(self, folder: Path, ca_bundle: Path | None, shared: str = "") -> None:
-        self._trusted = load_trusted(ca_bundle)
-        self.outside = ssl.create_default_context(cadata=self._trusted.decode("ascii"))
-        self.outside.set_alpn_protocols(["http/1.1"])
+        self.trusted = load_trusted(ca_bundle)
+        ssl.create_default_context(cadata=self.trusted.decode("ascii"))
         self.bundle = folder / "bundle"
         self._folder = folder
         self._shared = shared.encode()
-        self._contexts = lru_cache(_MOST_LEAVES)(self._context)
+        self._leaves = lru_cache(_MOST_LEAVES)(self._leaf)
         self._leaf_key = ec.generate_private_key(ec.SECP256R1())
         make_folder(self.bundle)
         self._renew()
@@ -74,11 +69,11 @@ class CertificateAuthority:
         except OSError as exc:
             raise StorageUnavailable(f"the folder {folder} cannot be used: {exc}") from exc
 
-    async def context_for(self, host: str) -> ssl.SSLContext:
-        """Return the TLS context to act as the server of this name. Raises OSError."""
+    async def leaf(self, host: str) -> bytes:
+        """Return what it takes to act as the server of this name, in PEM form. Raises OSError."""
         if _ends_soon(self._certificate):
             await to_thread.run_sync(self._renew)
-        return await to_thread.run_sync(self._contexts, host)
+        return await to_thread.run_sync(self._leaves, host)
 
     def _own_key(self) -> ec.EllipticCurvePrivateKey:
         if self._shared:
@@ -96,7 +91,7 @@ class CertificateAuthority:
 
     def _renew(self) -> None:
         """Make a certificate unless one is valid for long, and put it into the bundle."""
-        file, bundle, found = self._folder / "certificate.pem", self.bundle / _BUNDLE, None
+        file, bundle, found = self._folder / "certificate.pem", self.bundle / BUNDLE, None
         with locked(self._folder / "lock"):
             self._key = self._own_key()
             with suppress(FileNotFoundError, ValueError):
@@ -105,25 +100,18 @@ class CertificateAuthority:
                 # It has the same key and name, so it also verifies what the last one signed.
                 found = _certificate(self._key)
                 write_file(file, found.public_bytes(Encoding.PEM))
-            whole = self._trusted + found.public_bytes(Encoding.PEM)
+            whole = self.trusted + found.public_bytes(Encoding.PEM)
             if not bundle.exists() or bundle.read_bytes() != whole:
                 write_file(bundle, whole)
             # Every sandbox user must be able to read it, whatever the umask is.
             bundle.chmod(0o644)
             self.bundle.chmod(0o755)
         self._certificate = found
-        self._contexts.cache_clear()
+        self._leaves.cache_clear()
 
-    def _context(self, host: str) -> ssl.SSLContext:
+    def _leaf(self, host: str) -> bytes:
         leaf = _certificate(self._key, host, self._leaf_key)
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.set_alpn_protocols(["http/1.1"])
-        # The library reads certificates only from files, so this file is in memory.
-        with os.fdopen(os.memfd_create("leaf"), "wb") as stream:
-            stream.write(_pem(self._leaf_key) + leaf.public_bytes(Encoding.PEM))
-            stream.flush()
-            context.load_cert_chain(f"/proc/self/fd/{stream.fileno()}")
-        return context
+        return _pem(self._leaf_key) + leaf.public_bytes(Encoding.PEM)
 
 
 def _certificate(
@@ -160,21 +148,3 @@ def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 def _ends_soon(certificate: x509.Certificate) -> bool:
     return certificate.not_valid_after_utc - datetime.now(UTC) < _RENEWED_BEFORE
-
-
-def load_trusted(ca_bundle: Path | None) -> bytes:
-    """Return the certificates to trust when connecting to servers. Raises ConfigError."""
-    paths = ssl.get_default_verify_paths()
-    # Python on Debian knows only the folder of the bundle.
-    files = [Path(paths.cafile or ""), Path(paths.capath or "", _BUNDLE), Path(certifi.where())]
-    found = list[bytes]()
-    for file in filter(None, (next(file for file in files if file.is_file()), ca_bundle)):
-        try:
-            # Bundles have comments between the certificates.
-            certificates = _CERTIFICATE.findall(file.read_bytes())
-        except OSError as exc:
-            raise ConfigError(f"the bundle {file} cannot be read: {exc.strerror}") from exc
-        if not certificates:
-            raise ConfigError(f"the bundle {file} holds no certificates in PEM form: name another")
-        found += certificates
-    return b"\n".join([*found, b""])

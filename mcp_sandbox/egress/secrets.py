@@ -1,12 +1,7 @@
 """Values that requests to their hosts get on the way out, and the placeholders that are inside.
 
-What comes back is masked: each value in the forms in which programs write it.
-
-The forms are the value itself, JSON, percent-encoding and base64 (of either alphabet, wherever the
-value begins in what was encoded). This prevents accidents, not attacks: other encodings pass.
-
-A value is only in this process's memory: no repr, error or log line shows it, nor anything else
-that a source's command writes.
+A value is only in the memory of this process, and of the one that sends it: no repr, error or log
+line shows it, nor anything else that a source's command writes.
 """
 
 import base64
@@ -17,127 +12,31 @@ import os
 import re
 import shlex
 import signal
-from base64 import b64encode
-from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from subprocess import DEVNULL
+from typing import Any
 
 import anyio
 from anyio import to_thread
 
 from mcp_sandbox.config import SecretConfig
-from mcp_sandbox.egress.rules import parse_rule
-from mcp_sandbox.egress.targets import RefusedError, Target
+from mcp_sandbox.egress.process.keeper import read_headers, write_headers
+from mcp_sandbox.egress.process.mask import Header, Mask
+from mcp_sandbox.egress.rules import EgressRule, EgressRules, write_rule
+from mcp_sandbox.egress.settings import parse_rule
+from mcp_sandbox.egress.targets import Refusal, RefusedError, Target
 from mcp_sandbox.errors import ConfigError
 from mcp_sandbox.models import ChatId
 from mcp_sandbox.relay.start_daemon import daemon_variables
-
-FILLER = b"*"
-
-_Span = tuple[int, int]
-_TO_URL = bytes.maketrans(b"+/", b"-_")
-# Escapes of printable ASCII, numeric or (in JSON) a backslash, also if cut off at the end.
-_PERCENT = re.compile(rb"%(?:([2-7][\dA-Fa-f])|()[2-7]?\Z)")
-_JSON = rb"\\(?:u00([2-7][\dA-Fa-f])|([%b])|(?:u(?:0(?:0[2-7]?)?)?)?\Z)"
-_CUT_OFF = re.compile(rb"\\(?:u(?:0(?:0[2-7]?)?)?)?\Z")
-Header = tuple[bytes, bytes]
 
 SHORTEST, LONGEST = 12, 4096
 SOURCE_S, KEPT_S = 10.0, 300.0
 # Headers that ask for an answer in which values cannot be found.
 _PARTS = frozenset({b"accept-encoding", b"te", b"range", b"if-range"})
 _HEADER_TEXT = re.compile(rb"[!-~](?:[ -~]*[!-~])?")
-
-
-class Mask:
-    """Finds values, each of at least 12 bytes of printable ASCII, in all their forms."""
-
-    def __init__(self, values: Iterable[bytes]) -> None:
-        self._forms = sorted({form for value in values for form in _forms(value)})
-        # JSON in JSON is full of escapes: only those that a value may need are decoded.
-        marks = b"/" + bytes({*b'"\\'} & {*b"".join(self._forms)})
-        self._hints = [rb"\u00", *(b"\\%c" % mark for mark in marks)]
-        # A second pattern is for text after a backslash that belongs to no escape.
-        kinds = {marks, marks.replace(b"\\", b"")}
-        self._json = [re.compile(_JSON % re.escape(kind)) for kind in kinds]
-        self._kept = b""
-        self._covered = 0  # Kept bytes that belong to a value that began before them.
-
-    def text(self, data: bytes, *, more: bool = False) -> bytes:
-        """Return the bytes kept back and the data, each value replaced by filler of its length.
-
-        If there is `more` to come, bytes that may begin a value are kept back: at most as many as
-        the longest form has.
-        """
-        data = self._kept + data
-        spans, begun = self._look(data)
-        until = begun if more else len(data)
-        spans.append((0, self._covered))
-        self._kept = data[until:]
-        self._covered = max(0, *(end - until for start, end in spans if start <= until))
-        return _filled(data, spans)[:until]
-
-    def _look(self, data: bytes) -> tuple[list[_Span], int]:
-        """Return where values are, and where the first incomplete one begins."""
-        spans, begun = self._search(data)
-        hinted = any(hint in data for hint in self._hints)
-        if not hinted and (cut := _CUT_OFF.search(data[-5:])):
-            begun = min(begun, self._search(data[: -len(cut[0])])[1])
-        for escapes in (_PERCENT, *(self._json if hinted else ())):
-            if escapes.search(data):
-                plain, place = escapes.sub(_meant, data), _places(escapes, data)
-                found, first = self._search(plain)
-                spans += [(place(start), place(end)) for start, end in found]
-                begun = min(begun, place(first))
-        return spans, begun
-
-    def _search(self, data: bytes) -> tuple[list[_Span], int]:
-        found, begun = list[_Span](), len(data)
-        for form in self._forms:
-            at = data.find(form)
-            while at >= 0:
-                found.append((at, at + len(form)))
-                at = data.find(form, at + 1)
-            at = data.find(form[:1], max(0, len(data) - len(form) + 1), begun)
-            while at >= 0 and not form.startswith(data[at:]):
-                at = data.find(form[:1], at + 1, begun)
-            begun = at if at >= 0 else begun
-        return found, begun
-
-
-def _forms(value: bytes) -> Iterator[bytes]:
-    yield value
-    yield value.replace(b" ", b"+")
-    for before in range(3):
-        # Only the digits that depend on nothing but the value.
-        digits = b64encode(bytes(before) + value)
-        inner = digits[-(-8 * before // 6) : 8 * (before + len(value)) // 6]
-        yield inner
-        yield inner.translate(_TO_URL)
-
-
-def _meant(escape: re.Match[bytes]) -> bytes:
-    number, character = escape.groups(b"")
-    return bytes.fromhex(number.decode("ascii")) or character
-
-
-def _places(escapes: re.Pattern[bytes], data: bytes) -> Callable[[int], int]:
-    """Return a function from positions in the decoded text to positions in the data."""
-    starts, shifts = [0], [0]
-    for each in escapes.finditer(data):
-        starts.append(each.start() - shifts[-1] + 1)
-        shifts.append(shifts[-1] + len(each[0]) - 1)
-    return lambda at: at + shifts[bisect_right(starts, at) - 1]
-
-
-def _filled(data: bytes, spans: list[_Span]) -> bytes:
-    filled = bytearray(data)
-    for start, end in spans:
-        filled[start:end] = FILLER * (end - start)
-    return bytes(filled)
 
 
 @dataclass(frozen=True)
@@ -215,11 +114,11 @@ class BoundSecret:
         self.name, self.users, self.header = name, settings.users, settings.header.lower()
         try:
             # A value is only sent over TLS.
-            self._rules = [parse_rule(each, ports=frozenset({443})) for each in settings.hosts]
+            self.rules = [parse_rule(each, ports=frozenset({443})) for each in settings.hosts]
             self.source = SecretSource(settings.source)
         except ValueError as exc:
             raise ConfigError(f"secrets.{name}: {exc}") from None
-        if any(rule.ports == {80} for rule in self._rules):
+        if any(rule.ports == {80} for rule in self.rules):
             raise ConfigError(f"secrets.{name}: values are only sent over TLS: remove port 80")
 
     @property
@@ -227,12 +126,12 @@ class BoundSecret:
         """What people may see of it now."""
         known, problem = self.source.known, self.source.problem
         length = len(known) if known and not problem else None
-        hosts = tuple(map(str, self._rules))
+        hosts = tuple(map(str, self.rules))
         return SecretState(self.name, hosts, self.header, self.users, length, problem)
 
     def serves(self, chat: ChatId, target: Target) -> bool:
         """Return whether requests of this chat to the target may carry it."""
-        return chat.user in self.users and any(rule.covers(target) for rule in self._rules)
+        return chat.user in self.users and any(rule.covers(target) for rule in self.rules)
 
 
 class Secrets:
@@ -255,22 +154,21 @@ class Secrets:
         subject = "\0".join((chat.user, chat.chat, name)).encode()
         return f"mcps_{name}_{hmac.digest(self._seed, subject, 'sha256')[:16].hex()}"
 
-    def bound(self, chat: ChatId, target: Target) -> tuple[BoundSecret, ...]:
-        """Return the secrets that a chat's requests to this target may carry."""
-        return tuple(each for each in self._all if each.serves(chat, target))
+    def bound(self, chat: ChatId) -> list[EgressRule]:
+        """Return the hosts to which some requests of a chat may carry a secret."""
+        return [rule for each in self._all if chat.user in each.users for rule in each.rules]
 
     async def fill(
         self, chat: ChatId, target: Target, headers: Sequence[Header]
-    ) -> tuple[list[Header], Mask | None]:
-        """Return the headers with values in place of placeholders, and the mask for the answer.
+    ) -> tuple[list[Header], list[bytes]]:
+        """Return the headers with values in place of placeholders, and what the answer may not say.
 
-        If no secret is bound to the target, the mask is None; else the headers ask for a complete,
-        uncompressed answer.
+        Where a secret is bound to the target, they ask for a complete, uncompressed answer.
 
         Raises RefusedError: the source of a needed value fails.
         """
-        if not (bound := self.bound(chat, target)):
-            return list(headers), None
+        if not (bound := [each for each in self._all if each.serves(chat, target)]):
+            return list(headers), []
         filled = [each for each in headers if each[0].lower() not in _PARTS]
         for secret in bound:
             placeholder, source = self._placeholder(chat, secret.name).encode(), secret.source
@@ -289,7 +187,7 @@ class Secrets:
                 # Answers are masked even if the request does not carry the value.
                 with suppress(RefusedError):
                     await source.value()
-        return [*filled, (b"Accept-Encoding", b"identity")], _mask(bound)
+        return [*filled, (b"Accept-Encoding", b"identity")], _known(bound)
 
     def states(self, user: str = "") -> list[SecretState]:
         """Return what people may see of one user's secrets, or of all."""
@@ -304,12 +202,47 @@ class Secrets:
 
     def masked(self, line: str) -> str:
         """Return a log line in which every value known so far is replaced by filler."""
-        masked = _mask(self._all).text(line.encode("utf-8", "surrogatepass"))
+        masked = Mask(_known(self._all)).text(line.encode("utf-8", "surrogatepass"))
         return masked.decode("utf-8", "surrogatepass")
 
 
-def _mask(secrets: Sequence[BoundSecret]) -> Mask:
-    return Mask(each.source.known for each in secrets if each.source.known)
+@dataclass(frozen=True)
+class Keys:
+    """What the process that serves connections asks for: it has no key, and no secret."""
+
+    rules: EgressRules
+    leaf: Callable[[str], Awaitable[bytes]]
+    secrets: Secrets
+
+    async def answer(
+        self, chat: ChatId, grants: Sequence[EgressRule], said: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Answer what it asks of a chat with these grants; nothing of hosts without a rule."""
+        if said["t"] == "grants":
+            return {"grants": [*map(write_rule, grants)]}
+        target = Target(str(said["host"]), int(said["port"]))
+        try:
+            rule, why = self.rules.judge(target, grants)
+            return await self._give(chat, target, said) if rule else _refuse(why, "rule")
+        except RefusedError as exc:
+            return _refuse(str(exc), exc.verdict)
+        except OSError as exc:
+            return _refuse(f"no certificate can be made: {exc.strerror}", "failed")
+
+    async def _give(self, chat: ChatId, target: Target, said: Mapping[str, Any]) -> dict[str, Any]:
+        if said["t"] == "leaf":
+            return {"leaf": (await self.leaf(target.host)).decode("ascii")}
+        headers, values = await self.secrets.fill(chat, target, read_headers(said["headers"]))
+        told = [value.decode("latin-1") for value in values]
+        return {"headers": write_headers(headers), "values": told}
+
+
+def _refuse(why: str, verdict: Refusal) -> dict[str, Any]:
+    return {"refused": why, "verdict": verdict}
+
+
+def _known(secrets: Sequence[BoundSecret]) -> list[bytes]:
+    return [each.source.known for each in secrets if each.source.known]
 
 
 def _decoded(text: bytes) -> tuple[bytes, bytes]:

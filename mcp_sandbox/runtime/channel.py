@@ -65,7 +65,7 @@ class Channel:
         self.ended: dict[str, ProcessRow] = {}
         # It ended because the runner no longer answers.
         self.silent = False
-        self._stream = stream
+        self.stream = stream
         self._token = token
         self._role = role
         self._decoder = protocol.Decoder()
@@ -80,7 +80,18 @@ class Channel:
         self._heard = 0
 
     async def open(self, tasks: TaskGroup) -> None:
-        """Prove the token both ways, then read in `tasks` until the stream ends.
+        """Prove the token both ways, then read in `tasks` until the stream ends; as `prove`."""
+        await self.prove()
+        self.begin(tasks)
+
+    def begin(self, tasks: TaskGroup) -> None:
+        """Read in `tasks` until the stream ends; the token has been proved."""
+        tasks.start_soon(self._read_frames)
+        if self._role == "host":
+            tasks.start_soon(self._watch)
+
+    async def prove(self) -> None:
+        """Prove the token both ways.
 
         Raises:
             SandboxGone: the other side is not the runner that was started with this token, or is
@@ -90,17 +101,14 @@ class Channel:
             with anyio.fail_after(HANDSHAKE_S):
                 await self._shake_hands()
         except (TimeoutError, anyio.EndOfStream, anyio.BrokenResourceError) as exc:
-            await anyio.aclose_forcefully(self._stream)
+            await anyio.aclose_forcefully(self.stream)
             raise errors.SandboxGone("the sandbox hung up before it could be used") from exc
         except (protocol.ProtocolError, KeyError, TypeError, ValueError) as exc:
-            await anyio.aclose_forcefully(self._stream)
+            await anyio.aclose_forcefully(self.stream)
             raise errors.SandboxGone(f"the sandbox is not the one that was started: {exc}") from exc
         except BaseException:
-            await anyio.aclose_forcefully(self._stream)
+            await anyio.aclose_forcefully(self.stream)
             raise
-        tasks.start_soon(self._read_frames)
-        if self._role == "host":
-            tasks.start_soon(self._watch)
 
     async def aclose(self) -> None:
         """Close the connection; calls under way fail, and the runner ends what they started."""
@@ -251,7 +259,7 @@ class Channel:
         try:
             with anyio.fail_after(SEND_S, shield=True):
                 async with self._send_lock:
-                    await self._stream.send(protocol.encode(header, payload, self._seal))
+                    await self.stream.send(protocol.encode(header, payload, self._seal))
         except TimeoutError as exc:
             raise await self._give_up(f"the sandbox took nothing for {SEND_S:g} s") from exc
         except protocol.ProtocolError as exc:
@@ -277,7 +285,7 @@ class Channel:
             self._ended.set()
             self._busy.set()
         with anyio.CancelScope(shield=True):
-            await anyio.aclose_forcefully(self._stream)
+            await anyio.aclose_forcefully(self.stream)
         return self.broken
 
     async def _shake_hands(self) -> None:
@@ -290,7 +298,7 @@ class Channel:
         mine, nonce = os.urandom(protocol.NONCE_BYTES), bytes.fromhex(theirs["nonce"])
         proof = protocol.prove(self._token, self._role, nonce, mine)
         hello = {"t": "hello", "for": self._role, "nonce": mine.hex(), "proof": proof}
-        await self._stream.send(protocol.encode(hello))
+        await self.stream.send(protocol.encode(hello))
         welcome = await self._one_frame()
         expected = protocol.prove(self._token, "runner", mine, nonce)
         if not protocol.equals_secret(expected, welcome.get("proof")):
@@ -332,7 +340,7 @@ class Channel:
     async def _one_frame(self) -> JsonObject:
         """Return the next frame of the handshake: only one may come before it is answered."""
         while True:
-            for header, _ in self._decoder.feed(await self._stream.receive(65536)):
+            for header, _ in self._decoder.feed(await self.stream.receive(65536)):
                 return header
 
     async def _read_frames(self) -> None:
@@ -344,7 +352,7 @@ class Channel:
                     self._take(header, payload)
                     if count % _AT_A_STRETCH == _AT_A_STRETCH - 1:
                         await checkpoint()
-                data = await self._stream.receive(262144)
+                data = await self.stream.receive(262144)
                 self._heard += 1
         except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
             await self._break("the sandbox ended")

@@ -10,25 +10,20 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import cached_property, partial
+from pathlib import Path
 from typing import Any
 
-import anyio
-from anyio.abc import ByteStream
-
 from mcp_sandbox.audit import Audit
-from mcp_sandbox.egress.proxy import ProxiedConnection, Proxy
-from mcp_sandbox.egress.rules import PORTS, EgressRule, parse_rule
+from mcp_sandbox.backends.base import Sandbox
+from mcp_sandbox.egress.rules import PORTS, EgressRule, write_rule
+from mcp_sandbox.egress.secrets import Keys
+from mcp_sandbox.egress.settings import parse_rule
 from mcp_sandbox.egress.targets import HERE, RefusedError, Target, parse_target
-from mcp_sandbox.errors import (
-    Busy,
-    InvalidArgument,
-    NotFound,
-    NotPermitted,
-    SandboxError,
-    StorageUnavailable,
-)
+from mcp_sandbox.egress.ways_out import Door, Way, WaysOut
+from mcp_sandbox.errors import InvalidArgument, NotFound, NotPermitted, StorageUnavailable
 from mcp_sandbox.models import CERTIFICATES, ChatId, Mount
-from mcp_sandbox.runtime.doors import PORT, DoorChannel, Handler
+from mcp_sandbox.runtime.call import JsonObject
+from mcp_sandbox.runtime.doors import PORT
 from mcp_sandbox.sessions.chat_records import UseTimes
 from mcp_sandbox.telemetry.logs import event
 
@@ -45,8 +40,6 @@ _VARIABLES = {
 }
 _NOTED = "egress"  # The key of a chat's record for its grants.
 _MOST_CHATS, _MOST_PLACES, _MOST_TOLD, _MOST = 1000, 100, 5, 128
-# How long a call waits for the doors, and how soon they are tried again without a call.
-_CALL_S, _AGAIN_S = 2.0, 5.0
 
 
 @dataclass(frozen=True)
@@ -87,22 +80,43 @@ class Egress:
     `counts` has its connections by verdict.
     """
 
-    def __init__(self, proxy: Proxy, ledger: UseTimes, audit: Audit) -> None:
+    def __init__(
+        self,
+        ways_out: WaysOut,
+        certificates: Path,
+        keys: Keys,
+        ledger: UseTimes,
+        audit: Audit,
+    ) -> None:
         self.counts = Counter[str]()
         self._audit = audit
-        proxy.secrets.used = self._used
-        self.mount = Mount(proxy.authority.bundle, CERTIFICATES, read_only=True)
-        self._proxy, self._rules = proxy, proxy.rules
+        keys.secrets.used = self._used
+        self.mount = Mount(certificates, CERTIFICATES, read_only=True)
+        self._ways_out, self._keys = ways_out, keys
+        self._rules, self._secrets = keys.rules, keys.secrets
+        self._ways: dict[ChatId, Way] = {}
         self._records, self._clock = ledger.records, ledger.clock
         self._places: dict[ChatId, dict[Target | None, HostTraffic]] = {}
 
-    def open_doors(self, chat: ChatId, doorway: DoorChannel, tell: Tell) -> "SandboxDoors":
-        """Return the doors for an open sandbox of the chat; `tell` takes notices for the agent."""
-        return SandboxDoors(partial(self._serve, chat), doorway, tell)
+    def make_door(self, chat: ChatId, sandbox: Sandbox, tell: Tell) -> Door:
+        """Return the door for an open sandbox of the chat; `tell` takes notices for the agent."""
+        said = {
+            "chat": [chat.user, chat.chat],
+            "bound": [*map(write_rule, self._secrets.bound(chat))],
+        }
+        told, asked = partial(self._told, chat), partial(self._answer, chat)
+        way = self._ways[chat] = Way("egress", said, told, asked)
+        of = sandbox.open_channel, sandbox.token, tell
+        return Door(self._ways_out, way, *of, at=PORT, most=_MOST, shared=True)
+
+    async def keep_open(self, door: Door) -> None:
+        """Keep a door open until it is closed."""
+        async with self._ways_out.open(door.way):
+            await door.run()
 
     def variables(self, chat: ChatId) -> Mapping[str, str]:
         """Return the environment variables of every call of a chat."""
-        return {**_VARIABLES, **self._proxy.secrets.placeholders(chat)}
+        return {**_VARIABLES, **self._secrets.placeholders(chat)}
 
     async def describe_network(self, chat: ChatId) -> str:
         """Return a description of the network of a chat's sandbox, in a few words."""
@@ -114,7 +128,7 @@ class Egress:
         secrets = (
             f"; {each.name} is a placeholder, which becomes the secret on its way in the header "
             f"{each.header} of HTTPS requests to {', '.join(each.hosts)}"
-            for each in self._proxy.secrets.states(chat.user)
+            for each in self._secrets.states(chat.user)
         )
         return (
             f"allowed hosts alone: {', '.join(names) or 'none'}; by HTTP_PROXY and HTTPS_PROXY, "
@@ -200,6 +214,8 @@ class Egress:
             return [asdict(grant) for grant in (*kept, *new)]
 
         await self._records.keep(chat, _NOTED, replaced, self._clock().wall_s)
+        if way := self._ways.get(chat):
+            await self._ways_out.ask("grants", way)
         return had
 
     async def check(self, text: str, chat: ChatId | None) -> Mapping[str, Any]:
@@ -228,6 +244,7 @@ class Egress:
 
     def take_notices(self, chat: ChatId) -> list[str]:
         """Return what was refused to the chat since the last time this was asked."""
+        self._ways_out.take_news()
         untold = [each for each in self._places.get(chat, {}).items() if each[1].untold]
         news = [self._sentence(chat, *each) for each in untold[-_MOST_TOLD:]]
         if more := len(untold) - len(news):
@@ -252,26 +269,31 @@ class Egress:
     def forget(self, chat: ChatId) -> None:
         """Forget the connections of a chat, which was emptied or removed."""
         self._places.pop(chat, None)
+        self._ways.pop(chat, None)
 
-    async def _serve(self, chat: ChatId, stream: ByteStream) -> None:
-        """Let one connection out if it may leave, by the grants of the moment when it begins."""
+    async def _answer(self, chat: ChatId, said: JsonObject) -> JsonObject:
+        """Answer what the process of the ways out asks of a chat."""
         grants: Sequence[EgressRule] = ()
         # Without the grants less is allowed.
         with suppress(StorageUnavailable):
             grants = await self._granted(chat)
-        note = partial(self._note, chat)
-        await ProxiedConnection(self._proxy, stream, chat, grants, note).serve()
+        return await self._keys.answer(chat, grants, said)
+
+    def _told(self, chat: ChatId, said: JsonObject, *_: object) -> None:
+        for host, port, word, why, times, *sums in said["rows"]:
+            target = Target(str(host), int(port)) if host else None
+            self._note(chat, target, (str(word), str(why)), int(times), [*map(int, sums)])
 
     def _note(
         self,
         chat: ChatId,
         target: Target | None,
-        verdict: EgressRule | RefusedError,
-        sent: int,
-        received: int,
-        duration_ms: float,
+        verdict: tuple[str, str],
+        times: int,
+        sums: list[int],
     ) -> None:
-        """Count and log a connection; the latest places of the latest chats are kept."""
+        """Count and log connections; the latest places of the latest chats are kept."""
+        (word, why), (sent, received, duration_ms) = verdict, sums
         places = self._places[chat] = self._places.pop(chat, {})
         place = places[target] = places.pop(target, HostTraffic())
         if len(places) > _MOST_PLACES:
@@ -279,60 +301,20 @@ class Egress:
         if len(self._places) > _MOST_CHATS:
             del self._places[next(iter(self._places))]
         place.sent, place.received = place.sent + sent, place.received + received
-        word, rule = "allowed", None
-        if isinstance(verdict, RefusedError):
-            word, place.why = verdict.verdict, str(verdict)
-            place.refused, place.untold = place.refused + 1, place.untold + 1
-            if word != "failed":
-                self._audit.note("egress", chat, target=str(target or "?"), why=place.why)
-        else:
-            rule, place.allowed = verdict.source, place.allowed + 1
-        self.counts[word] += 1
+        self.counts[word] += times
         to = vars(target) if target else {}
-        sizes = {"sent": sent, "received": received, "duration_ms": round(duration_ms, 1)}
-        event(logger, "connection", chat=str(chat), **to, verdict=word, rule=rule, **sizes)
+        sizes = {"sent": sent, "received": received, "duration_ms": duration_ms}
+        if word == "allowed":
+            place.allowed += times
+            event(logger, "connection", chat=str(chat), **to, verdict=word, rule=why, **sizes)
+            return
+        place.why, place.refused, place.untold = why, place.refused + times, place.untold + times
+        self._audit.note("egress", chat, times, target=str(target or "?"), why=why)
+        if word == "failed":
+            self._ways_out.renew_soon()
 
     def _used(self, chat: ChatId, name: str, target: Target) -> None:
         self._audit.note("secret", chat, name=name, target=str(target))
-
-
-class SandboxDoors:
-    """The doors of one open sandbox, from `run` until they are closed."""
-
-    def __init__(self, handler: Handler, doorway: DoorChannel, tell: Tell) -> None:
-        self._handler, self._doorway = handler, doorway
-        self._tell = tell
-        self._scope = anyio.CancelScope()
-        self.close = self._scope.cancel
-        self._tried, self._wanted = anyio.Event(), anyio.Event()
-
-    async def ready(self) -> None:
-        """Return when connections can leave, or an attempt to open the doors has failed."""
-        self._wanted.set()
-        with anyio.move_on_after(_CALL_S):
-            await self._tried.wait()
-
-    async def run(self) -> None:
-        """Keep them open; open them again whenever they were closed from inside."""
-        told = False
-        with self._scope:
-            while True:
-                try:
-                    doors = await self._doorway.open_channel()
-                    async with doors.listen(self._handler, PORT, most=_MOST, shared=True):
-                        told = False
-                        self._tried.set()
-                        await doors.wait_ended()
-                except Busy as exc:
-                    if not told:
-                        self._tell(f"network: nothing leaves this computer: {exc}")
-                    told = True
-                except SandboxError as exc:
-                    logger.info("the doors are closed, and are tried again: %s", exc)
-                self._tried.set()
-                self._tried, self._wanted = anyio.Event(), anyio.Event()
-                with anyio.move_on_after(_AGAIN_S):
-                    await self._wanted.wait()
 
 
 def _name(chat: ChatId) -> str:

@@ -13,6 +13,7 @@ import anyio
 from anyio.abc import TaskGroup, TaskStatus
 
 from mcp_sandbox.backends.base import Pooled
+from mcp_sandbox.egress.ways_out import WaysOut
 from mcp_sandbox.errors import (
     ChatElsewhere,
     OperatorError,
@@ -384,6 +385,11 @@ class SessionManager:
         Sandboxes of chats without files are ended. With `dry_run` only report what, and why.
         """
         return await self._cleaning.collect(dry_run=dry_run)
+
+    @property
+    def ways_out(self) -> WaysOut:
+        """The ways out of its chats, and of agents of theirs that have no sandbox."""
+        return self._context.ways_out
 
     def statistics(self) -> Statistics:
         taken = self._context.capacity.list_taken()

@@ -1,40 +1,32 @@
 """Previews: addresses of this machine that lead a browser to a port of a chat's sandbox.
 
-A request must carry the random host name, which other users and web pages do not know. Only the
-first head of each connection is read, and nothing is changed.
+A request must carry the random host name, which other users and web pages do not know. Connections
+are taken, and their first heads read, by the process of the ways out; nothing is changed.
 """
 
 import errno
-import re
 import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from secrets import compare_digest, token_hex
+from secrets import token_hex
 
 import anyio
-from anyio.abc import SocketListener, SocketStream
 
 from mcp_sandbox import errors
+from mcp_sandbox.backends.local_socket import SocketStream
+from mcp_sandbox.egress.link import Files
+from mcp_sandbox.egress.process.visitors import HUNG_UP, refuse
+from mcp_sandbox.egress.ways_out import Way, WaysOut
 from mcp_sandbox.models import ChatId
 from mcp_sandbox.sessions.gate import Action, Gate
 from mcp_sandbox.sessions.sandbox.context import OpenSandbox, SessionContext
 
 _MOST, _MOST_CONNECTIONS = 8, 64
-_MOST_HEAD, _HEAD_S = 16 * 1024, 10.0
 # A server inside may be restarting.
 _CONNECT_S = 2.0
-# A client still sending when we close would lose our answer; a listener's pause after an error.
-_LAST_S, _TRY_AGAIN_S = 1.0, 0.1
-_REQUEST = re.compile(rb"\S+ [/*]\S* HTTP/1\.[01]\r\n")
-_HOST = re.compile(rb"^host[ \t]*:[ \t]*([^\r\n]*)", re.IGNORECASE | re.MULTILINE)
-_HUNG_UP = (OSError, anyio.BrokenResourceError, anyio.ClosedResourceError, anyio.EndOfStream)
 
 End = Callable[[], Awaitable[object]]
-
-
-class _RefusedError(Exception):
-    """Its message is the HTTP status that the client gets."""
 
 
 class Previews:
@@ -74,7 +66,7 @@ class Previews:
         name = name or f"{token_hex(16)}.localhost"
         number = listening.getsockname()[1]
         names[self._chat, port] = name, number
-        preview = _Preview(self._chat, port, name, self._gate)
+        preview = _Preview(self._chat, port, name, self._gate, self._context.ways_out)
         self._context.tasks.start_soon(preview.serve, listening, taken, held.runtime.wait_broken)
         held.previews[port] = f"http://{name}:{number}"
         return held.previews[port]
@@ -86,45 +78,42 @@ class _Preview:
     port: int
     name: str
     gate: Gate
+    ways_out: WaysOut
     connections: int = 0
 
     async def serve(self, listening: socket.socket, taken: ExitStack, gone: End) -> None:
         """Take connections until the sandbox ends or the gate closes."""
-        listening.setblocking(False)
         with taken:
-            listener = await SocketListener.from_socket(listening)
-            async with listener, anyio.create_task_group() as tasks:
+            async with anyio.create_task_group() as tasks:
 
                 async def end_with(end: End) -> None:
                     await end()
                     tasks.cancel_scope.cancel()
 
+                def came(_: object, began: bytes, files: Files) -> None:
+                    tasks.start_soon(self._answer, files[0], began)
+
                 tasks.start_soon(end_with, gone)
                 tasks.start_soon(end_with, self.gate.closing.wait)
-                while True:
-                    try:
-                        tasks.start_soon(self._answer, await listener.accept())
-                    except OSError:
-                        # No descriptor is left, or the client has gone again.
-                        await anyio.sleep(_TRY_AGAIN_S)
+                way = Way("preview", {"name": self.name}, came, listening=listening)
+                async with self.ways_out.open(way):
+                    await anyio.sleep_forever()
 
-    async def _answer(self, client: SocketStream) -> None:
+    async def _answer(self, came: socket.socket, began: bytes) -> None:
+        """Serve a visitor whose first bytes carried the name."""
         self.connections += 1
-        with suppress(*_HUNG_UP, errors.SandboxGone):
-            async with client:
+        with suppress(*HUNG_UP, errors.SandboxGone):
+            async with SocketStream(came) as client:
                 try:
-                    await self._let_in(client)
-                except _RefusedError as refused:
-                    await _refuse(client, str(refused))
+                    await self._let_in(client, began)
                 except (errors.CallerError, errors.OperatorError) as exc:
-                    await _refuse(client, "502 Bad Gateway", f"{exc}\n")
+                    await refuse(client, "502 Bad Gateway", f"{exc}\n")
         self.connections -= 1
 
-    async def _let_in(self, client: SocketStream) -> None:
+    async def _let_in(self, client: SocketStream, began: bytes) -> None:
         if self.connections > _MOST_CONNECTIONS:
-            raise _RefusedError("503 Service Unavailable")
-        with anyio.fail_after(_HEAD_S):
-            began = await _beginning(client, self.name)
+            await refuse(client, "503 Service Unavailable")
+            return
 
         async def sent() -> AsyncGenerator[bytes]:
             yield began
@@ -153,26 +142,3 @@ def _listen(port: int) -> tuple[socket.socket, ExitStack]:
             if exc.errno not in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL):
                 raise
         return listening, taken.pop_all()
-
-
-async def _beginning(client: SocketStream, name: str) -> bytes:
-    """Return the bytes up to the end of the first head, or more, if it carries the name."""
-    came = b""
-    while (end := came.find(b"\r\n\r\n", 0, _MOST_HEAD)) < 0:
-        if len(came) >= _MOST_HEAD:
-            raise _RefusedError("431 Request Header Fields Too Large")
-        came += await client.receive()
-    head = came[: end + 2]
-    hosts = [host.partition(b":")[0].rstrip().lower() for host in _HOST.findall(head)]
-    if len(hosts) != 1 or not compare_digest(hosts[0], name.encode()) or not _REQUEST.match(head):
-        raise _RefusedError("421 Misdirected Request")
-    return came
-
-
-async def _refuse(client: SocketStream, status: str, text: str = "") -> None:
-    head = f"HTTP/1.1 {status}\r\nContent-Type: text/plain; charset=utf-8\r\nConnection: close"
-    await client.send(f"{head}\r\n\r\n{text or status}".encode())
-    await client.send_eof()
-    with anyio.move_on_after(_LAST_S):
-        async for _ in client:
-            pass

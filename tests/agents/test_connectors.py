@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mcp_sandbox.agents.connectors import Connector, find_connector
-from mcp_sandbox.config import ConnectorConfig
+from mcp_sandbox.config import ConnectorConfig, RunConfig
 from mcp_sandbox.errors import ConfigError, InvalidArgument, OperatorError
 
 KEY = "sk-marked-key-of-the-operator"
@@ -84,7 +84,8 @@ def test_without_connectors_the_line_to_add_is_told() -> None:
 def test_an_address_is_what_the_clients_of_its_protocol_take(
     url: str, protocol: str, address: str
 ) -> None:
-    assert connector(url=url, protocol=protocol).address("/v1/messages") == address
+    service = connector(url=url, protocol=protocol).service(RunConfig())
+    assert service.address("/v1/messages") == address
 
 
 async def test_a_key_comes_from_a_file_of_ours(tmp_path: Path) -> None:

@@ -220,7 +220,7 @@ async def test_a_service_that_is_not_there_is_told(tmp_path: Path) -> None:
     async with a_service() as service, a_run(tmp_path, service, url="http://127.0.0.1:9") as run:
         answer = await run.post()
         assert answer.status_code == 502
-        assert "connector one failed: ConnectError" in answer.text
+        assert "connector one failed: it cannot be reached: Connection refused" in answer.text
 
 
 async def test_a_silent_service_is_given_up(tmp_path: Path) -> None:

@@ -93,7 +93,7 @@ async def test_headers_that_are_no_ascii_stay_behind(tmp_path: Path) -> None:
         last = "Connection: close"
         said = await run.say(run.head("POST /v1/messages", SIZE, "User-Agent: é", last) + BODY)
         assert said.startswith(b"HTTP/1.1 200 ")
-        assert "é" not in service.heard[0].headers["user-agent"]
+        assert "user-agent" not in service.heard[0].headers
 
 
 async def test_a_body_without_end_is_refused_while_it_comes(tmp_path: Path) -> None:

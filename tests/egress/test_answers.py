@@ -77,7 +77,7 @@ async def answered(world: World, answer: bytes) -> bytes:
     await source.write_bytes(VALUE)
     settings = {"from": f"file:{source}", "hosts": [f"{HOST}:{port}"]}
     secrets = Secrets({"TOKEN": SecretConfig.model_validate(settings)}, b"seed")
-    world.proxy.secrets = secrets
+    world.secrets = secrets
     header = f"Authorization: Bearer {secrets.placeholders(CHAT)['TOKEN']}"
     done = await world.run("curl", "-sSi", "--raw", "-H", header, f"https://{HOST}:{port}/")
     assert b"Bearer " + VALUE in heard[0]

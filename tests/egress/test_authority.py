@@ -16,7 +16,10 @@ from cryptography import x509
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 
-from mcp_sandbox.egress.authority import CertificateAuthority, load_trusted
+from mcp_sandbox.egress.authority import CertificateAuthority
+from mcp_sandbox.egress.process.keeper import Keeper
+from mcp_sandbox.egress.settings import load_trusted
+from mcp_sandbox.egress.targets import Target
 from mcp_sandbox.errors import ConfigError, StorageUnavailable
 
 
@@ -91,9 +94,7 @@ async def test_the_bundle_has_the_machines_certificates_a_companys_and_ours(fold
     assert (
         ours.public_bytes(Encoding.PEM) == await anyio.Path(folder / "certificate.pem").read_bytes()
     )
-    outside = authority.outside.get_ca_certs(binary_form=True)
-    assert theirs.public_bytes(Encoding.DER) in outside
-    assert ours.public_bytes(Encoding.DER) not in outside
+    assert authority.trusted == data[: data.index(ours.public_bytes(Encoding.PEM))]
 
 
 @pytest.mark.parametrize("words", [b"", b"nothing here", b"-----BEGIN CERTIFICATE-----\nAAAA\n"])
@@ -164,12 +165,21 @@ async def test_strict_clients_trust_the_leaf_of_a_host_and_no_other(
     folder: Path, host: str
 ) -> None:
     authority = await CertificateAuthority.open(folder, None)
-    server = await authority.context_for(host)
-    assert await authority.context_for(host) is server
+    server = await context_for(authority, host)
+    assert await authority.leaf(host) is await authority.leaf(host)
     bundle = str(authority.bundle / "ca-certificates.crt")
     await anyio.to_thread.run_sync(shake_hands, server, bundle, host)
     with pytest.raises(ssl.SSLCertVerificationError):
         await anyio.to_thread.run_sync(shake_hands, server, bundle, "other.example.com")
+
+
+async def context_for(authority: CertificateAuthority, host: str) -> ssl.SSLContext:
+    """What the process that serves connections makes of a leaf."""
+
+    async def ask(what: str, **said: str) -> dict[str, str]:
+        return {what: (await authority.leaf(said["host"])).decode()}
+
+    return await Keeper(ask).context(Target(host, 443))
 
 
 def shake_hands(server: ssl.SSLContext, bundle: str, host: str) -> None:
@@ -194,7 +204,7 @@ async def test_what_one_has_signed_is_good_for_all_that_share_a_secret(tmp_path:
     ]
     assert first.seed == second.seed != other.seed
     host, file = "api.example.com", "ca-certificates.crt"
-    server = await first.context_for(host)
+    server = await context_for(first, host)
     await anyio.to_thread.run_sync(shake_hands, server, str(second.bundle / file), host)
     with pytest.raises(ssl.SSLCertVerificationError):
         await anyio.to_thread.run_sync(shake_hands, server, str(other.bundle / file), host)
@@ -216,7 +226,7 @@ async def test_openssl_finds_nothing_wrong_with_it(folder: Path) -> None:
 
 async def test_leaves_are_few_in_memory(folder: Path) -> None:
     authority = await CertificateAuthority.open(folder, None)
-    first = await authority.context_for("0.example.com")
+    first = await authority.leaf("0.example.com")
     for number in range(1, 257):
-        await authority.context_for(f"{number}.example.com")
-    assert await authority.context_for("0.example.com") is not first
+        await authority.leaf(f"{number}.example.com")
+    assert await authority.leaf("0.example.com") is not first

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mcp_sandbox.egress.proxy import LARGEST, read_server_name
+from mcp_sandbox.egress.process.proxy import LARGEST, read_server_name
 from mcp_sandbox.egress.targets import RefusedError
 from tests.egress.examples import some_or
 

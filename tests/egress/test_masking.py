@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mcp_sandbox.egress.secrets import FILLER, Mask
+from mcp_sandbox.egress.process.mask import FILLER, Mask
 
 TOKEN = "ghp_16C7e42F29~2c6912E7/+=8"
 ODD = r"""p%41ss "w\o/rd' & <more> %2F"""

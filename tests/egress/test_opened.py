@@ -367,7 +367,7 @@ async def test_a_secret_goes_out_in_its_header_alone(tmp_path: Path, form: str) 
         port = await unused.listen(web, tls=True)
         async with a_world(tmp_path / "world", secrets=secret(f"{HOST}:{port}")) as world:
             await world.allow(port)
-            token = world.proxy.secrets.placeholders(CHAT)["API_TOKEN"]
+            token = world.secrets.placeholders(CHAT)["API_TOKEN"]
             url, args = f"https://{HOST}:{port}/", ["-H", f"Authorization: Bearer {token}"]
             if form != "Bearer":
                 args = ["-u", f"me:{token}"] if form == "Basic" else ["-H", f"X-Other: {token}"]
@@ -392,7 +392,7 @@ async def bound(tmp_path: Path) -> AsyncGenerator[tuple[World, Web, str]]:
         port = await servers.listen(web, tls=True)
         async with a_world(tmp_path / "world", secrets=secret(f"{HOST}:{port}")) as world:
             await world.allow(port)
-            token = world.proxy.secrets.placeholders(CHAT)["API_TOKEN"]
+            token = world.secrets.placeholders(CHAT)["API_TOKEN"]
             world.url = f"https://{HOST}:{port}/"
             yield world, web, f"Authorization: Bearer {token}"
 
@@ -438,7 +438,7 @@ async def test_a_secret_that_cannot_be_had_is_told(tmp_path: Path, command: str)
         given = secret(f"{HOST}:{port}", command)
         async with a_world(tmp_path / "world", secrets=given) as world:
             await world.allow(port)
-            token = world.proxy.secrets.placeholders(CHAT)["API_TOKEN"]
+            token = world.secrets.placeholders(CHAT)["API_TOKEN"]
             url = f"https://{HOST}:{port}/"
             said = await world.curl("-H", f"Authorization: Bearer {token}", url)
     assert "the secret API_TOKEN cannot be read" in said

@@ -11,7 +11,7 @@ from anyio.abc import SocketStream
 from anyio.streams.tls import TLSAttribute, TLSStream
 from cryptography import x509
 
-from mcp_sandbox.egress import proxy
+from mcp_sandbox.egress.process import proxy
 from mcp_sandbox.egress.rules import EgressRule
 from tests.egress.world import AUTHORITY, HOST, World, a_world, granted, head
 from tests.streams import everything
@@ -330,10 +330,19 @@ async def test_a_proxy_of_this_machine_is_gone_through(tmp_path: Path, read: boo
             assert {each[0] for each in outer.noted} == set(named)
 
 
-async def test_over_the_limit_a_connection_is_refused(world: World) -> None:
+async def test_over_a_share_a_connection_is_refused_or_the_longest_idle_one_ends(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.proxy.most = 16
     asked = b"GET http://a.example/ HTTP/1.1\r\nHost: a.example\r\n\r\n"
-    world.proxy.connections += 1024
-    assert b"503 network: refused a request: too many" in await world.say(asked)
-    world.proxy.connections -= 1
-    assert b" 403 " in await world.say(asked)
-    assert world.proxy.connections == 1023
+    async with await world.connect() as first, await world.connect() as second:
+        with anyio.fail_after(5):
+            while len(world.proxy.open) < 2:
+                await anyio.lowlevel.checkpoint()
+        assert b"503 network: refused a request: too many" in await world.say(asked)
+        monkeypatch.setattr(proxy, "_ENDING_S", 0)
+        assert b" 403 " in await world.say(asked)
+        # It had been idle for longer than the other.
+        assert await everything(first) == b""
+        await second.send(asked)
+        assert b" 403 " in await everything(second)

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import pytest
 
 from mcp_sandbox.config import AllowConfig, EgressConfig
-from mcp_sandbox.egress.rules import EgressRule, EgressRules, parse_rule, read_egress_rules
+from mcp_sandbox.egress.rules import EgressRule, EgressRules
+from mcp_sandbox.egress.settings import parse_rule, read_egress_rules
 from mcp_sandbox.egress.targets import Target
 from mcp_sandbox.errors import ConfigError, InvalidArgument
 

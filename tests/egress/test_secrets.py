@@ -12,7 +12,8 @@ import anyio
 import pytest
 
 from mcp_sandbox.config import SecretConfig
-from mcp_sandbox.egress.secrets import FILLER, KEPT_S, Header, Secrets, SecretState
+from mcp_sandbox.egress.process.mask import FILLER, Header, Mask
+from mcp_sandbox.egress.secrets import KEPT_S, Secrets, SecretState
 from mcp_sandbox.egress.targets import RefusedError, Target
 from mcp_sandbox.errors import ConfigError
 from mcp_sandbox.models import ChatId
@@ -99,8 +100,8 @@ async def test_another_header_can_be_named(tmp_path: Path) -> None:
 async def test_other_hosts_and_ports_get_the_placeholder(tmp_path: Path, target: Target) -> None:
     found = secrets(in_file(tmp_path))
     header = (b"authorization", inside(found))
-    assert await found.fill(CHAT, target, [header]) == ([header], None)
-    assert found.bound(CHAT, target) == ()
+    assert await found.fill(CHAT, target, [header]) == ([header], [])
+    assert not any(rule.covers(target) for rule in found.bound(CHAT))
 
 
 async def test_a_named_port_and_subdomains_are_bound(tmp_path: Path) -> None:
@@ -109,7 +110,7 @@ async def test_a_named_port_and_subdomains_are_bound(tmp_path: Path) -> None:
         assert await sent(found, (b"authorization", inside(found)), target=target) == [
             VALUE.encode()
         ]
-    assert found.bound(CHAT, HOST) == ()
+    assert not any(rule.covers(HOST) for rule in found.bound(CHAT))
 
 
 async def test_a_chat_can_do_nothing_with_the_placeholder_of_another(tmp_path: Path) -> None:
@@ -133,7 +134,7 @@ def test_placeholders_last_and_belong_to_user_chat_and_folder(tmp_path: Path) ->
 def test_other_users_have_neither_placeholder_nor_value(tmp_path: Path) -> None:
     found, other = secrets(in_file(tmp_path)), ChatId("alice", "one")
     assert found.placeholders(other) == {}
-    assert found.bound(other, HOST) == ()
+    assert found.bound(other) == []
 
 
 async def test_answers_of_bound_hosts_are_masked_before_a_placeholder_was_used(
@@ -141,18 +142,17 @@ async def test_answers_of_bound_hosts_are_masked_before_a_placeholder_was_used(
 ) -> None:
     found = secrets(script(tmp_path, f"print({VALUE!r})"))
     for _ in range(3):
-        _, mask = await found.fill(CHAT, HOST, [])
-        assert mask is not None
-        assert mask.text(b"is " + VALUE.encode()) == b"is " + FILLER * len(VALUE)
+        _, values = await found.fill(CHAT, HOST, [])
+        assert Mask(values).text(b"is " + VALUE.encode()) == b"is " + FILLER * len(VALUE)
     assert starts(tmp_path) == 1
 
 
 async def test_a_source_that_fails_fails_no_request_without_a_placeholder(tmp_path: Path) -> None:
     found = secrets(script(tmp_path, "sys.exit(1)"))
     for _ in range(3):
-        headers, mask = await found.fill(CHAT, HOST, [(b"authorization", b"none")])
+        headers, values = await found.fill(CHAT, HOST, [(b"authorization", b"none")])
         assert headers == [(b"authorization", b"none"), (b"Accept-Encoding", b"identity")]
-        assert mask is not None
+        assert values == []
     assert starts(tmp_path) == 1
 
 
@@ -179,7 +179,7 @@ async def test_a_command_is_asked_again_after_five_minutes(
     found = secrets(script(tmp_path, f"print({VALUE!r})"))
     await sent(found, (b"authorization", inside(found)))
     assert KEPT_S == 300
-    (bound,) = found.bound(CHAT, HOST)
+    (bound,) = found._all
     bound.source._asked_at -= KEPT_S
     await sent(found, (b"authorization", inside(found)))
     assert starts(tmp_path) == 2
@@ -307,8 +307,8 @@ def test_a_command_that_is_none_is_an_error_without_its_text() -> None:
 
 async def test_no_repr_shows_a_value(tmp_path: Path) -> None:
     found = secrets(in_file(tmp_path))
-    _, mask = await found.fill(CHAT, HOST, [(b"authorization", inside(found))])
-    assert VALUE not in repr((found, found.bound(CHAT, HOST), mask))
+    _, values = await found.fill(CHAT, HOST, [(b"authorization", inside(found))])
+    assert VALUE not in repr((found, found.bound(CHAT), Mask(values)))
 
 
 async def test_log_lines_show_no_value(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

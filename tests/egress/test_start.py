@@ -7,7 +7,7 @@ import pytest
 
 from mcp_sandbox.app.chats import read_allowed_hosts
 from mcp_sandbox.config import load_config
-from mcp_sandbox.egress import rules
+from mcp_sandbox.egress import settings
 from mcp_sandbox.egress.authority import CertificateAuthority
 from mcp_sandbox.errors import ConfigError
 from tests.test_cli import run
@@ -71,7 +71,7 @@ def test_a_damaged_list_of_hosts_stops_the_start(
         file = tmp_path / "presets.yaml"
         if content:
             file.write_text(content)
-        monkeypatch.setattr(rules, "_PRESETS", file)
+        monkeypatch.setattr(settings, "_PRESETS", file)
         with pytest.raises(ConfigError, match="install mcp-sandbox again"):
             read_allowed_hosts(load_config(written(tmp_path, ""), variables={}).config)
 

@@ -11,9 +11,9 @@ from anyio.abc import ByteStream
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mcp_sandbox.egress.proxy import ProxiedConnection, Proxy
+from mcp_sandbox.egress.process.keeper import Keeper
+from mcp_sandbox.egress.process.proxy import ProxiedConnection, Proxy
 from mcp_sandbox.egress.rules import EgressRule, EgressRules
-from mcp_sandbox.egress.secrets import Secrets
 from mcp_sandbox.egress.targets import Target
 from tests.egress.examples import some_or
 from tests.egress.test_targets import REFUSED_HOSTS, REFUSED_PORTS
@@ -160,6 +160,10 @@ HEADS = st.builds(
 )
 
 
+async def no_grants(what: str, **_: object) -> dict[str, Any]:
+    return {what: []}
+
+
 def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
@@ -171,13 +175,15 @@ def test_random_heads_of_targets_are_answered_or_refused_in_bounded_memory(
     unused: Any = None
     # Nothing listens there: what passes the rules is dialled.
     rules = EgressRules((EgressRule("host.internal", frozenset({1}), private=True),))
-    proxy = Proxy(rules, unused, Secrets({}, b""))
+    proxy = Proxy(rules, unused)
     words, heads = set[bytes](), list[tuple[bytes, int]]()
 
     async def serve(clients: Iterable[Inside]) -> None:
         for inside in clients:
             with anyio.fail_after(5):
-                await ProxiedConnection(proxy, inside, CHAT, (), lambda *_: None).serve()
+                await ProxiedConnection(
+                    proxy, inside, CHAT, Keeper(no_grants), lambda *_: None
+                ).serve()
 
     @settings(max_examples=examples, deadline=None)
     @given(HEADS, st.integers(1, 40))

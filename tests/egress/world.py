@@ -16,9 +16,11 @@ from anyio.streams.tls import TLSListener
 
 from mcp_sandbox.config import AllowConfig, EgressConfig, SecretConfig
 from mcp_sandbox.egress.authority import CertificateAuthority
-from mcp_sandbox.egress.proxy import ProxiedConnection, Proxy
-from mcp_sandbox.egress.rules import EgressRule, EgressRules, parse_rule, read_egress_rules
-from mcp_sandbox.egress.secrets import Secrets
+from mcp_sandbox.egress.process.keeper import Keeper
+from mcp_sandbox.egress.process.proxy import ProxiedConnection, Proxy
+from mcp_sandbox.egress.rules import EgressRule, EgressRules
+from mcp_sandbox.egress.secrets import Keys, Secrets
+from mcp_sandbox.egress.settings import parse_rule, read_egress_rules
 from mcp_sandbox.egress.targets import RefusedError
 from mcp_sandbox.models import ChatId
 from tests.streams import everything
@@ -36,6 +38,7 @@ class World:
     authority: CertificateAuthority
     tasks: anyio.abc.TaskGroup
     folder: Path
+    secrets: Secrets
     port: int = 0
     url: str = ""
     noted: list[tuple[str, str, int, int]] = field(default_factory=list)
@@ -63,6 +66,11 @@ class World:
         ]
         settings = EgressConfig(allow=tuple(named), deny=tuple(deny))
         self.proxy.rules = await anyio.to_thread.run_sync(read_egress_rules, settings)
+
+    async def answer(self, what: str, **said: Any) -> dict[str, Any]:
+        """What the server says to the process that serves connections."""
+        keys = Keys(self.proxy.rules, self.authority.leaf, self.secrets)
+        return await keys.answer(CHAT, tuple(self.grants), {"t": what, **said})
 
     async def run(self, *command: str, **variables: str) -> subprocess.CompletedProcess[bytes]:
         """A program as it would run inside."""
@@ -130,17 +138,17 @@ async def a_world(
     AUTHORITY.cert_pem.write_to_path(str(folder / "company.pem"))
     authority = await CertificateAuthority.open(folder / "authority", folder / "company.pem")
     given = {name: SecretConfig.model_validate(each) for name, each in (secrets or {}).items()}
-    proxy = Proxy(EgressRules(), authority, Secrets(given, authority.seed), upstream=upstream)
+    outside = ssl.create_default_context(cadata=authority.trusted.decode("ascii"))
+    proxy = Proxy(EgressRules(), outside, upstream)
     async with AsyncExitStack() as stack:
         tasks = await stack.enter_async_context(anyio.create_task_group())
         stack.callback(tasks.cancel_scope.cancel)
-        world = World(proxy, authority, tasks, folder)
+        world = World(proxy, authority, tasks, folder, Secrets(given, authority.seed))
 
         async def serve(stream: SocketStream) -> None:
             async with stream:
-                await ProxiedConnection(
-                    proxy, stream, CHAT, tuple(world.grants), world.note
-                ).serve()
+                keeper = Keeper(world.answer, world.secrets.bound(CHAT))
+                await ProxiedConnection(proxy, stream, CHAT, keeper, world.note).serve()
                 # A door waits likewise for the client to read what it was sent.
                 with anyio.move_on_after(1):
                     await stream.send_eof()

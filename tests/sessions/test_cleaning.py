@@ -66,6 +66,7 @@ class Server:
             use_times=self.ledger,
             audit=Audit(data_root, AuditConfig(enabled=False)),
             settings=SessionSettings(workspace=WorkspaceConfig(retention=keep_s)),
+            ways_out=None,  # type: ignore[arg-type]
         )
         self.cleaning = Cleaner(rooms, lambda: self.used, self.adopt)
 

@@ -65,6 +65,27 @@ def _numbers(table: str) -> dict[str, int]:
 
 REFUSED = {"x86_64": _numbers(_X86_64 + _COMMON), "aarch64": _numbers(_AARCH64 + _COMMON)}
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+# What a process that neither starts nor writes anything is refused beside that.
+_LONELY = {
+    "x86_64": _numbers("""
+    fork 57 vfork 58 execve 59 kill 62 truncate 76 rename 82 mkdir 83 rmdir 84 creat 85 link 86
+    unlink 87 symlink 88 chmod 90 chown 92 lchown 94 ptrace 101 rt_sigqueueinfo 129 mknod 133
+    setpriority 141 setxattr 188 lsetxattr 189 tkill 200 mkdirat 258 mknodat 259 fchownat 260
+    unlinkat 263 renameat 264 linkat 265 symlinkat 266 fchmodat 268 rt_tgsigqueueinfo 297
+    listen 50 process_vm_readv 310 process_vm_writev 311 renameat2 316 execveat 322 openat2 437
+    pidfd_send_signal 424 pidfd_open 434
+    """),
+    "aarch64": _numbers("""
+    setxattr 5 lsetxattr 6 mknodat 33 mkdirat 34 unlinkat 35 symlinkat 36 linkat 37 renameat 38
+    truncate 45 fchmodat 53 fchownat 54 ptrace 117 kill 129 tkill 130 rt_sigqueueinfo 138
+    setpriority 140 listen 201 execve 221 rt_tgsigqueueinfo 240 process_vm_readv 270
+    process_vm_writev 271 renameat2 276 execveat 281 openat2 437 pidfd_send_signal 424
+    pidfd_open 434
+    """),
+}
+# open (which aarch64 lacks), openat, tgkill, prlimit64
+_LOOKED_INTO_LONELY = {"x86_64": (2, 257, 234, 302), "aarch64": (-1 & 0xFFFF, 56, 131, 261)}
+_WRITING, _THREAD = 0o3 | 0o100 | 0o1000 | 0o2000 | 0o20000000, 0x10000
 # clone, clone3, ioctl, socket, socketpair, personality
 _LOOKED_INTO = {"x86_64": (56, 435, 16, 41, 53, 135), "aarch64": (220, 435, 29, 198, 199, 92)}
 
@@ -100,6 +121,34 @@ def program(machine: str) -> bytes:
             _return(_ALLOW),
         )
     )
+
+
+def lonely_program(machine: str, pid: int) -> bytes:
+    """Return the filter for a process `pid` of the host that only talks to the network.
+
+    It may open files for reading and start threads. Raises as `program`.
+    """
+    whole = program(machine)
+    clone, _, _, sock, *_ = _LOOKED_INTO[machine]
+    opening, opening_at, tgkill, prlimit = _LOOKED_INTO_LONELY[machine]
+    own_thread = (_instruction(_JSET, _THREAD, 1, 0), _return(_REFUSE))
+    read = _when(_JSET, _WRITING, (_return(_REFUSE),))
+    head = b"".join(
+        (
+            _load(_ARCH),
+            _instruction(_JEQ, _AUDIT_ARCH[machine], 1, 0),
+            _return(_KILL),
+            _load(_NR),
+            *_refuse_each(_LONELY[machine].values()),
+            *_when(_JEQ, clone, (_load(_ARGS), *own_thread, _load(_NR))),
+            *_when(_JEQ, sock, (_load(_ARGS), *_refuse_each((_LOCAL,)), _load(_NR))),
+            *_argument(opening, 1, *read),
+            *_argument(opening_at, 2, *read),
+            *_argument(tgkill, 0, *_allow_only((pid,))),
+            *_argument(prlimit, 0, *_allow_only((0,))),
+        )
+    )
+    return head + whole
 
 
 def refusing_nothing() -> bytes:

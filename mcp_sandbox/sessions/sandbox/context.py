@@ -16,6 +16,7 @@ from anyio.abc import TaskGroup
 from mcp_sandbox.audit import Audit
 from mcp_sandbox.backends.base import Backend, Sandbox
 from mcp_sandbox.config.values import MIB, show_size
+from mcp_sandbox.egress.ways_out import Door, WaysOut
 from mcp_sandbox.errors import (
     NotFound,
     OperatorError,
@@ -40,7 +41,7 @@ from mcp_sandbox.workspace.projects import Projects, ProjectView
 
 if TYPE_CHECKING:
     # Loaded only by servers with allowed hosts.
-    from mcp_sandbox.sessions.doors import Egress, SandboxDoors
+    from mcp_sandbox.sessions.doors import Egress
 
     # Loaded only by servers with an object store.
     from mcp_sandbox.sessions.sandbox.sandbox_files import SandboxFiles
@@ -90,6 +91,7 @@ class SessionContext:
     use_times: UseTimes
     audit: Audit
     settings: SessionSettings
+    ways_out: WaysOut
     notices: Notices = field(default_factory=Notices)
     addresses: dict[tuple[ChatId, int], tuple[str, int]] = field(default_factory=dict)
     pool: WarmPool | None = None
@@ -134,13 +136,11 @@ class SessionContext:
 
     def start_doors(self, chat: ChatId, held: "OpenSandbox") -> None:
         """Open the doors of a sandbox, and its way to allowed hosts if there is one."""
-        sandbox = held.sandbox
+        sandbox, held.ways_out = held.sandbox, self.ways_out
         held.door_channel = DoorChannel(sandbox.open_channel, sandbox.token, self.tasks)
         if self.egress:
-            held.doors = self.egress.open_doors(
-                chat, held.door_channel, partial(self.notices.add, chat)
-            )
-            self.tasks.start_soon(held.doors.run)
+            held.doors = self.egress.make_door(chat, sandbox, partial(self.notices.add, chat))
+            self.tasks.start_soon(self.egress.keep_open, held.doors)
 
 
 class DiskGuard:
@@ -255,8 +255,9 @@ class OpenSandbox:
     paused: bool = False
     end_reason: str | None = None
     previews: dict[int, str] = field(default_factory=dict[int, str])
-    doors: "SandboxDoors | None" = None
+    doors: Door | None = None
     door_channel: DoorChannel = field(init=False)
+    ways_out: WaysOut = field(init=False)
     guard: DiskGuard = field(init=False)
 
     @property

@@ -7,7 +7,6 @@ by RFC 6066 section 3).
 """
 
 import logging
-import os
 import ssl
 import sys
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -22,8 +21,7 @@ from anyio.abc import ByteStream
 from anyio.streams.buffered import BufferedByteStream
 from anyio.streams.tls import TLSStream
 
-from mcp_sandbox.egress.authority import CertificateAuthority
-from mcp_sandbox.egress.http_requests import (
+from mcp_sandbox.egress.process.http_requests import (
     BATCH,
     HEAD_S,
     HUNG_UP,
@@ -31,9 +29,10 @@ from mcp_sandbox.egress.http_requests import (
     Peer,
     build_headers,
     exchange,
+    explain_failure,
 )
+from mcp_sandbox.egress.process.keeper import Keeper
 from mcp_sandbox.egress.rules import EgressRule, EgressRules
-from mcp_sandbox.egress.secrets import Secrets
 from mcp_sandbox.egress.targets import (
     RefusedError,
     Target,
@@ -138,16 +137,40 @@ def _refused(how: str) -> RefusedError:
 
 @dataclass
 class Proxy:
-    """What all connections share; `upstream` is the next proxy, http://HOST:PORT, or empty."""
+    """What all connections share; `upstream` is the next proxy, http://HOST:PORT, or empty.
+
+    `outside` is the TLS context for real servers. Of `most` connections no user has more than half
+    and no chat more than an eighth; `open` has them by their last activity.
+    """
 
     rules: EgressRules
-    authority: CertificateAuthority
-    secrets: Secrets
+    outside: ssl.SSLContext
     upstream: str = ""
-    connections: int = 0
+    most: int = _MOST
+    open: "dict[ProxiedConnection, float]" = field(default_factory=dict)
     looking: WeakValueDictionary[ChatId, anyio.CapacityLimiter] = field(
         default_factory=WeakValueDictionary
     )
+
+    def admit(self, came: "ProxiedConnection") -> None:
+        """Let a connection in; where its share is full, end that which is idle the longest.
+
+        Raises RefusedError: none has been idle for long.
+        """
+        user, now_s = came.chat.user, anyio.current_time()
+        chats = [each for each in self.open if each.chat == came.chat]
+        users = [each for each in self.open if each.chat.user == user]
+        for share, most in (
+            (chats, self.most // 8),
+            (users, self.most // 2),
+            ([*self.open], self.most),
+        ):
+            if len(share) >= most:
+                if now_s - self.open[share[0]] < _ENDING_S:
+                    raise RefusedError("too many connections are open", "limit")
+                share[0].end()
+                del self.open[share[0]]
+        self.open[came] = now_s
 
 
 class _CountingStream(BufferedByteStream):
@@ -178,19 +201,25 @@ class ProxiedConnection:
         proxy: Proxy,
         stream: ByteStream,
         chat: ChatId,
-        grants: Sequence[EgressRule],
+        keeper: Keeper,
         note: Note,
     ) -> None:
-        self._proxy, self._chat, self._grants, self._note = proxy, chat, grants, note
+        self.chat = chat
+        self._proxy, self._keeper, self._note = proxy, keeper, note
+        self._grants: Sequence[EgressRule] = ()
         self._looking = proxy.looking.setdefault(chat, anyio.CapacityLimiter(_MOST_LOOKING))
         self._idle, self._patience_s = anyio.CancelScope(), _IDLE_S
+        self.end = self._idle.cancel
         self._wire = _CountingStream(stream, self._stir)
         self._client = Peer(self._wire, h11.SERVER)
         self._secure = False
         self._target: Target | None = None
 
     def _stir(self) -> None:
-        self._idle.deadline = anyio.current_time() + self._patience_s
+        now_s = anyio.current_time()
+        self._idle.deadline = now_s + self._patience_s
+        if self._proxy.open.pop(self, None) is not None:
+            self._proxy.open[self] = now_s
 
     def _end_soon(self) -> None:
         self._patience_s = _ENDING_S
@@ -198,7 +227,6 @@ class ProxiedConnection:
 
     async def serve(self) -> None:
         """Serve the connection until it ends; no error leaves this method."""
-        self._proxy.connections += 1
         try:
             await self._run()
         except* HUNG_UP:
@@ -206,9 +234,9 @@ class ProxiedConnection:
         except* Exception as group:  # noqa: BLE001 - one connection must not end the others
             # The messages are left out: a client or server may have written them.
             names = ", ".join(type(each).__name__ for each in group.exceptions)
-            logger.warning("a connection of chat %s failed: %s", self._chat, names)
+            logger.warning("a connection of chat %s failed: %s", self.chat, names)
         finally:
-            self._proxy.connections -= 1
+            self._proxy.open.pop(self, None)
 
     async def _run(self) -> None:
         began_s = anyio.current_time()
@@ -226,8 +254,8 @@ class ProxiedConnection:
             await self._client.answer(status, kind, f"{message}\n".encode(), message.encode())
 
     async def _serve(self) -> None:
-        if self._proxy.connections > _MOST:
-            raise RefusedError("too many connections are open", "limit")
+        self._proxy.admit(self)
+        self._grants = await self._keeper.grants()
         request = await self._client.head(first=True)
         if not request or request.method != b"CONNECT":
             await self._requests(request)
@@ -236,7 +264,7 @@ class ProxiedConnection:
         rule = self._judge(target)
         agreed = h11.Response(status_code=200, headers=[], reason=b"Connection established")
         self._wire.feed_data(self._client.http.trailing_data[0])
-        if rule.read or self._proxy.secrets.bound(self._chat, target):
+        if rule.read or self._keeper.is_bound(target):
             await self._client.send(agreed)
             await self._open(target)
         else:
@@ -288,7 +316,7 @@ class ProxiedConnection:
                 await stream.unwrap()
 
     async def _tls(self, target: Target) -> TLSStream:
-        context = await self._proxy.authority.context_for(target.host)
+        context = await self._keeper.context(target)
         try:
             with anyio.fail_after(HEAD_S):
                 return await TLSStream.wrap(
@@ -313,7 +341,7 @@ class ProxiedConnection:
         rule, mask = self._judge(target), None
         headers = build_headers(request, target, path, secure=self._secure, read=rule.read)
         if self._secure:
-            headers, mask = await self._proxy.secrets.fill(self._chat, target, headers)
+            headers, mask = await self._keeper.fill(target, headers)
         elif self._upstream(rule):
             path = f"http://{target}".encode() + path
         rewritten = h11.Request(method=request.method, target=path, headers=headers)
@@ -349,11 +377,11 @@ class ProxiedConnection:
                     if self._upstream(rule) and (self._secure or not http):
                         wire.feed_data(await server.connect(str(target)))
                     if self._secure:
-                        context = self._proxy.authority.outside
+                        context = self._proxy.outside
                         tls = await TLSStream.wrap(wire, hostname=target.host, ssl_context=context)
                         server = Peer(tls, h11.CLIENT)
             except HUNG_UP as exc:
-                raise RefusedError(_why(exc), "failed") from exc
+                raise RefusedError(explain_failure(exc), "failed") from exc
             try:
                 yield server
             finally:
@@ -361,13 +389,3 @@ class ProxiedConnection:
                 if wire.sent + wire.received or not isinstance(sys.exception(), Exception):
                     taken_ms = (anyio.current_time() - began_s) * 1000
                     self._note(target, rule, wire.sent, wire.received, taken_ms)
-
-
-def _why(failure: Exception) -> str:
-    """Return why a server cannot be used, in a clause that names no address."""
-    if isinstance(failure, TimeoutError):
-        return f"it did not answer within {_DIAL_S:g} s"
-    if isinstance(failure, ssl.SSLError):
-        return f"its TLS cannot be trusted: {getattr(failure, 'verify_message', failure.reason)}"
-    number = getattr(failure.__cause__ or failure, "errno", None)
-    return f"it cannot be reached: {os.strerror(number) if number else 'it hung up'}"

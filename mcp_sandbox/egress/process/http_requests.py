@@ -3,6 +3,7 @@
 It serves plain HTTP and HTTP inside terminated TLS. It knows no rules and connects to nothing.
 """
 
+import os
 import re
 import ssl
 from collections.abc import Callable, Iterator
@@ -14,7 +15,7 @@ import h11
 from anyio.abc import ByteStream
 from anyio.streams.tls import TLSAttribute
 
-from mcp_sandbox.egress.secrets import Header, Mask
+from mcp_sandbox.egress.process.mask import Header, Mask
 from mcp_sandbox.egress.targets import Refusal, RefusedError, Target, parse_target
 
 BATCH = 256 * 1024
@@ -231,3 +232,13 @@ def _passed(message: h11.Request | h11.Response) -> list[Header]:
     items = message.headers.raw_items()
     # CGI servers treat `_` in a header's name as `-`.
     return [each for each in items if each[0].lower().replace(b"_", b"-") not in _LEFT_OUT]
+
+
+def explain_failure(failure: Exception) -> str:
+    """Return why a server cannot be used, in a clause that names no address."""
+    if isinstance(failure, TimeoutError):
+        return "it did not answer in time"
+    if isinstance(failure, ssl.SSLError):
+        return f"its TLS cannot be trusted: {getattr(failure, 'verify_message', failure.reason)}"
+    number = getattr(failure.__cause__ or failure, "errno", None)
+    return f"it cannot be reached: {os.strerror(number) if number else 'it hung up'}"

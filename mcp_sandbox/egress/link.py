@@ -1,0 +1,174 @@
+"""Messages with descriptors between a server and the process of its ways out.
+
+They are framed like a runner's, on a pair of sockets that nobody else has. Either side tells, or
+asks and gets an answer. What comes from that process is hostile: it reads what strangers send.
+"""
+
+import logging
+import socket
+from array import array
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+
+import anyio
+from anyio.lowlevel import checkpoint
+
+from mcp_sandbox.runner.wire import protocol
+from mcp_sandbox.runtime.call import JsonObject
+from mcp_sandbox.runtime.channel import own_tasks
+
+logger = logging.getLogger(__name__)
+
+Files = Sequence[socket.socket]
+Told = Callable[[JsonObject, bytes, Files], None]
+Asked = Callable[[JsonObject], Awaitable[JsonObject]]
+BROKEN = (protocol.ProtocolError, KeyError, TypeError, ValueError, OverflowError)
+"""What a message that is not as agreed raises, wherever it is read."""
+
+_BATCH, _MOST_FILES, _AT_A_STRETCH, _MOST_ASKED = 256 << 10, 4, 16, 1024
+
+
+class Link:
+    """One end. `told` gets what is told, `asked` answers; the messages are told in their order."""
+
+    def __init__(self, sock: socket.socket, told: Told, asked: Asked) -> None:
+        sock.setblocking(False)
+        self._socket, self._told, self._asked = sock, told, asked
+        self._decoder = protocol.Decoder()
+        self._came = deque[socket.socket]()
+        self._going = deque[tuple[bytes, Files]]()
+        self._more = anyio.Event()
+        self._answers: dict[int, JsonObject | None] = {}
+        self._answered = anyio.Event()
+        self._last, self._asking, self.ended = 0, 0, False
+
+    async def run(self) -> None:
+        """Serve it until the other side has ended, or broken what is agreed."""
+        try:
+            async with own_tasks() as self._tasks:
+                self._tasks.start_soon(self._write)
+                while self.drain():
+                    await checkpoint()
+                    await anyio.wait_readable(self._socket)
+        finally:
+            self.ended = True
+            self._answered.set()
+            for each in (
+                self._socket,
+                *self._came,
+                *(file for _, fs in self._going for file in fs),
+            ):
+                each.close()
+
+    def tell(self, kind: str, *files: socket.socket, payload: bytes = b"", **said: object) -> None:
+        """Send a message, and descriptors, which are closed here."""
+        if self.ended:
+            for each in files:
+                each.close()
+            return
+        self._going.append(
+            (protocol.encode({"t": kind, "fds": len(files), **said}, payload), files)
+        )
+        self._flush()
+
+    async def ask(self, kind: str, *, payload: bytes = b"", **said: object) -> JsonObject:
+        """Return the answer. Raises BrokenResourceError: the other side ends before it answers."""
+        self._last += 1
+        number = self._last
+        self._answers[number] = None
+        self.tell(kind, payload=payload, ask=number, **said)
+        try:
+            while (answer := self._answers[number]) is None:
+                if self.ended:
+                    raise anyio.BrokenResourceError
+                await self._answered.wait()
+            return answer
+        finally:
+            del self._answers[number]
+
+    def drain(self) -> bool:
+        """Take what has come by now; return False if nothing more will come."""
+        try:
+            for _ in range(_AT_A_STRETCH):
+                if self.ended or not (data := self._receive()):
+                    return False
+                for header, payload in self._decoder.feed(data):
+                    self._take(header, payload)
+        except BlockingIOError:
+            return True
+        except ConnectionError:
+            return False
+        except (*BROKEN, OSError) as exc:
+            logger.warning("the process of the ways out broke what is agreed: %s", exc)
+            self.close()
+        return not self.ended
+
+    def close(self) -> None:
+        """End it, as if the other side had."""
+        self.ended = True
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def _receive(self) -> bytes:
+        room = socket.CMSG_SPACE(_MOST_FILES * array("i").itemsize)
+        data, ancillary, flags, _ = self._socket.recvmsg(_BATCH, room, socket.MSG_CMSG_CLOEXEC)
+        for _, _, numbers in ancillary:
+            for each in array("i", numbers):
+                self._came.append(socket.socket(fileno=each))
+                self._came[-1].setblocking(False)
+        if flags & socket.MSG_CTRUNC or len(self._came) > _MOST_ASKED:
+            raise protocol.ProtocolError("more descriptors than a message may have")
+        return data
+
+    def _take(self, header: JsonObject, payload: bytes) -> None:
+        if header["t"] == "answer":
+            if header["of"] in self._answers:
+                self._answers[header["of"]] = header
+                before, self._answered = self._answered, anyio.Event()
+                before.set()
+            return
+        if not 0 <= header["fds"] <= min(_MOST_FILES, len(self._came)):
+            raise protocol.ProtocolError("a message without its descriptors")
+        files = [self._came.popleft() for _ in range(header["fds"])]
+        if "ask" not in header:
+            self._told(header, payload, files)
+            return
+        self._asking += 1
+        if self._asking > _MOST_ASKED:
+            raise protocol.ProtocolError("too much is asked at once")
+        self._tasks.start_soon(self._answer, header)
+
+    async def _answer(self, header: JsonObject) -> None:
+        try:
+            answer = await self._asked(header)
+        except BROKEN:
+            answer = {"refused": "the question is not as agreed", "verdict": "failed"}
+        self._asking -= 1
+        self.tell("answer", of=header["ask"], **answer)
+
+    def _flush(self) -> None:
+        while self._going and not self.ended:
+            data, files = self._going[0]
+            numbers = array("i", [each.fileno() for each in files])
+            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, numbers)] if files else []
+            try:
+                sent = self._socket.sendmsg([data], rights)
+            except BlockingIOError:
+                self._more.set()
+                return
+            except OSError:
+                # The reader learns of the end.
+                return
+            for each in files:
+                each.close()
+            self._going.popleft()
+            if sent < len(data):
+                self._going.appendleft((data[sent:], ()))
+
+    async def _write(self) -> None:
+        while True:
+            await self._more.wait()
+            await anyio.wait_writable(self._socket)
+            self._more = anyio.Event()
+            self._flush()

@@ -1,0 +1,248 @@
+"""The entry of the process: serves what comes by the link to the server, and ends with it."""
+
+import logging
+import socket
+import ssl
+import sys
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import asdict
+from functools import partial
+from typing import Any
+
+import anyio
+from anyio.abc import ByteStream, TaskGroup
+
+from mcp_sandbox.backends.local_socket import SocketStream
+from mcp_sandbox.egress.link import Files, Link
+from mcp_sandbox.egress.process.gateway import Counts, Gateway, Service
+from mcp_sandbox.egress.process.keeper import Ask, Keeper
+from mcp_sandbox.egress.process.proxy import ProxiedConnection, Proxy
+from mcp_sandbox.egress.process.visitors import Visitors
+from mcp_sandbox.egress.process.walls import close_walls
+from mcp_sandbox.egress.rules import EgressRule, EgressRules, read_rule
+from mcp_sandbox.egress.targets import RefusedError, Target
+from mcp_sandbox.errors import Busy, SandboxError
+from mcp_sandbox.models import ChatId
+from mcp_sandbox.runtime.call import JsonObject
+from mcp_sandbox.runtime.channel import Channel, own_tasks
+from mcp_sandbox.runtime.doors import Doors
+
+logger = logging.getLogger(__name__)
+
+# Of new connections out of one sandbox: so many at once, and a second.
+_BURST, _PER_S = 256, 100.0
+# Of what is told of them: so much at once, and a second; what is more is summed up.
+_TOLD, _TOLD_PER_S, _MOST_KINDS, _SUM_S = 100, 20.0, 100, 0.1
+
+Serve = Callable[[ByteStream], Awaitable[None]]
+Tell = Callable[..., None]
+
+
+class Rate:
+    """So many at once, and so many a second."""
+
+    def __init__(self, burst: float, per_s: float) -> None:
+        self._burst, self._per_s = burst, per_s
+        self._left, self._when_s = burst, 0.0
+
+    def take(self) -> float:
+        """Take one; return after how many seconds it may be used."""
+        now_s = anyio.current_time()
+        more = (now_s - self._when_s) * self._per_s
+        self._left, self._when_s = min(self._burst, self._left + more) - 1, now_s
+        return max(0.0, -self._left / self._per_s)
+
+
+class Way:
+    """One way out: how its connections are served, and what ends with it."""
+
+    def __init__(self, tasks: TaskGroup, serve: Serve, keeper: Keeper | None = None) -> None:
+        self.serve, self.keeper = serve, keeper
+        self.counts = Counts()
+        self._tasks, self._running = tasks, set[anyio.CancelScope]()
+
+    def start(self, work: Callable[..., Awaitable[None]], *args: object) -> None:
+        """Do some work, until the way ends."""
+        scope = anyio.CancelScope()
+        self._running.add(scope)
+        self._tasks.start_soon(self._run, scope, work, args)
+
+    async def _run(
+        self, scope: anyio.CancelScope, work: Callable[..., Awaitable[None]], args: tuple[Any, ...]
+    ) -> None:
+        try:
+            with scope:
+                await work(*args)
+        except Exception:
+            # The other ways go on.
+            logger.exception("a way out failed")
+        finally:
+            self._running.discard(scope)
+
+    def end(self) -> None:
+        for scope in self._running:
+            scope.cancel()
+
+
+class Connections:
+    """The connections of one chat to allowed hosts, and what is told of them."""
+
+    def __init__(self, proxy: Proxy, chat: ChatId, keeper: Keeper, tell: Tell) -> None:
+        self._proxy, self._chat, self._keeper, self._tell = proxy, chat, keeper, tell
+        self._rate, self._telling = Rate(_BURST, _PER_S), Rate(_TOLD, _TOLD_PER_S)
+        self._sums: dict[tuple[str, int, str, str], list[float]] = {}
+
+    async def serve(self, stream: ByteStream) -> None:
+        await anyio.sleep(self._rate.take())
+        await ProxiedConnection(self._proxy, stream, self._chat, self._keeper, self._note).serve()
+
+    async def tell_sums(self) -> None:
+        """Tell again and again what was too much to be told at once."""
+        while True:
+            await anyio.sleep(_SUM_S)
+            self._flush()
+
+    def _note(
+        self,
+        target: Target | None,
+        verdict: EgressRule | RefusedError,
+        sent: int,
+        received: int,
+        ms: float,
+    ) -> None:
+        """Tell of a connection before its program learns how it ended, or soon where many end."""
+        word, why = "allowed", ""
+        if isinstance(verdict, RefusedError):
+            word, why = verdict.verdict, str(verdict)
+        else:
+            why = verdict.source
+        kind = (target.host if target else "", target.port if target else 0, word, why)
+        if kind not in self._sums and len(self._sums) >= _MOST_KINDS:
+            kind = ("", 0, word, "one of too many to name")
+        sums = self._sums.get(kind, [0, 0, 0, 0.0])
+        self._sums[kind] = [a + b for a, b in zip(sums, (1, sent, received, ms), strict=True)]
+        if not self._telling.take():
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._sums:
+            rows, self._sums = [[*kind, *sums] for kind, sums in self._sums.items()], {}
+            self._tell("connections", rows=rows)
+
+
+class LogLines(logging.Handler):
+    """Has the server log what is logged here, on one line each."""
+
+    def __init__(self, link: Link) -> None:
+        super().__init__(logging.WARNING)
+        self._link, self._rate = link, Rate(_TOLD, _TOLD_PER_S)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Tell a line, unless there are too many."""
+        if not self._rate.take():
+            failed = f": {record.exc_info[1]!r}" if record.exc_info else ""
+            self._link.tell("log", line=record.getMessage() + failed)
+
+
+class Child:
+    """The ways out that the server has handed over, by their numbers."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.link = Link(sock, self._told, self._asked)
+        self._ways: dict[int, Way] = {}
+
+    async def run(self) -> None:
+        async with anyio.create_task_group() as self._tasks:
+            await self.link.run()
+            self._tasks.cancel_scope.cancel()
+
+    def _told(self, said: JsonObject, payload: bytes, files: Files) -> None:
+        if said["t"] == "begin":
+            self._begin(said, payload)
+        elif said["t"] in ("egress", "gateway", "preview"):
+            number = said["n"]
+            tell, ask = partial(self.link.tell, n=number), partial(self.link.ask, n=number)
+            self._ways[number] = getattr(self, f"_{said['t']}")(said, tell, ask, *files)
+        elif (way := self._ways.get(said["n"])) is None:
+            for each in files:
+                each.close()
+        elif said["t"] == "end":
+            self._ways.pop(said["n"]).end()
+        elif said["t"] == "stream":
+            way.start(self._serve, way, files[0])
+        else:
+            way.start(self._listen, way, said, files[0])
+
+    async def _asked(self, said: JsonObject) -> JsonObject:
+        way = self._ways.get(said["n"])
+        if way and way.keeper:
+            way.keeper.forget_grants()
+        return asdict(way.counts) if way else {}
+
+    def _begin(self, said: JsonObject, trusted: bytes) -> None:
+        self._outside = ssl.create_default_context(cadata=trusted.decode("ascii"))
+        self._outside.set_alpn_protocols(["http/1.1"])
+        allow, deny = (tuple(map(read_rule, said[name])) for name in ("allow", "deny"))
+        self._proxy = Proxy(EgressRules(allow, deny), self._outside, said["upstream"], said["most"])
+
+    def _egress(self, said: JsonObject, tell: Tell, ask: Ask) -> Way:
+        keeper = Keeper(ask, [*map(read_rule, said["bound"])])
+        connections = Connections(self._proxy, ChatId(*said["chat"]), keeper, tell)
+        way = Way(self._tasks, connections.serve, keeper)
+        way.start(connections.tell_sums)
+        return way
+
+    def _gateway(self, said: JsonObject, tell: Tell, ask: Ask) -> Way:
+        service, chat = Service(**said["service"]), ChatId(*said["chat"])
+        gateway = Gateway(
+            service, chat, ask, self._outside, lambda now: tell("counts", **asdict(now))
+        )
+        way = Way(self._tasks, gateway.serve)
+        way.counts = gateway.counts
+        way.start(gateway.close_at_end)
+        return way
+
+    def _preview(self, said: JsonObject, tell: Tell, _: Ask, listening: socket.socket) -> Way:
+        def let_in(client: socket.socket, began: bytes) -> None:
+            tell("visitor", client, payload=began)
+
+        way = Way(self._tasks, ByteStream.aclose)
+        way.start(Visitors(said["name"], let_in).serve, listening)
+        return way
+
+    async def _serve(self, way: Way, sock: socket.socket) -> None:
+        async with SocketStream(sock) as stream:
+            await way.serve(stream)
+
+    async def _listen(self, way: Way, said: JsonObject, sock: socket.socket) -> None:
+        """Open a door on a channel whose token was proved; tell its port, and how it ended."""
+        why, busy, at, most = "", False, said["at"], said["most"]
+        try:
+            async with own_tasks() as tasks:
+                frames = Channel(SocketStream(sock), b"", "doors")
+                frames.begin(tasks)
+                doors = Doors(frames)
+                async with doors.listen(way.serve, at, most=most, shared=said["shared"]) as port:
+                    self.link.tell("open", n=said["n"], port=port)
+                    await doors.wait_ended()
+        except SandboxError as exc:
+            why, busy = str(exc), isinstance(exc, Busy)
+        self.link.tell("ended", n=said["n"], why=why, busy=busy)
+
+
+async def _run(sock: socket.socket) -> None:
+    child = Child(sock)
+    # What the libraries load late is loaded now.
+    await anyio.to_thread.run_sync("host".encode, "idna")
+    with suppress(OSError):
+        await anyio.connect_tcp("localhost", 1)
+    logging.getLogger().addHandler(LogLines(child.link))
+    close_walls()
+    child.link.tell("ready")
+    await child.run()
+
+
+def main() -> None:
+    """Serve by the socket whose descriptor is the first argument."""
+    anyio.run(_run, socket.socket(fileno=int(sys.argv[1])))
