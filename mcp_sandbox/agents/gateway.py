@@ -78,13 +78,15 @@ class Gateway:
     ) -> None:
         self.token, self.counts = service.token, Counts()
         self._connector, self._ways_out = connector, ways_out
-        said = {"chat": [chat.user, chat.chat], "service": asdict(service)}
+        said = {"chat": [chat.user, chat.chat], "service": asdict(service), "counts": {}}
         self.way = Way("gateway", said, lambda told, *_: self.take_counts(told), self._answer)
 
     def take_counts(self, told: JsonObject) -> None:
         """Take the counts that the process has told."""
         if told:
             self.counts = Counts(**{each.name: int(told[each.name]) for each in fields(Counts)})
+            # A process that is started again goes on from there.
+            self.way.said["counts"] = asdict(self.counts)
 
     async def _answer(self, _: JsonObject) -> JsonObject:
         try:

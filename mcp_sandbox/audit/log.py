@@ -302,7 +302,9 @@ class Audit:
         times, self._times[noted] = self._times[noted], 0
         if times:
             kind, chat, fields = noted
-            event(logger, kind, chat=str(chat), **dict(fields), times=times)
+            # Of a record in the log `name` is the logger's.
+            said = {kind if key == "name" else key: value for key, value in fields}
+            event(logger, kind, chat=str(chat), **said, times=times)
             record = {"user": chat.user, "chat": chat.chat, **dict(fields)}
             with suppress(StorageUnavailable):
                 await self.write(kind, **record, times=times if times > 1 else None)

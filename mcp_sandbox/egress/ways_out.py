@@ -40,6 +40,8 @@ _KEPT_FILES, _MOST = 256, 1024
 # How long a call waits for a door, and how soon one is tried again without a call.
 _CALL_S, _AGAIN_S = 2.0, 5.0
 
+LOST = "the process that connects to the outside ended, and is started again"
+
 OpenChannel = Callable[[], Awaitable[ByteStream]]
 
 
@@ -206,7 +208,7 @@ class WaysOut:
                 self._problem = exc if isinstance(exc, OperatorError) else None
                 logger.warning("the process of the ways out cannot be started: %s", exc)
                 self._end_wait()
-            lost = SandboxGone("the process of the ways out ended, and is started again")
+            lost = BackendUnavailable(LOST)
             for way in self._ways.values():
                 way.change(0, lost)
             if not self._ways:
@@ -313,6 +315,8 @@ class Door:
         with self._scope:
             while True:
                 was_open = await self._open()
+                if was_open and isinstance(self.way.problem, BackendUnavailable):
+                    self._tell(f"network: {LOST}; connections that were open are lost")
                 if isinstance(self.error, Busy) and not told:
                     self._tell(f"network: nothing leaves this computer: {self.error}")
                 told = isinstance(self.error, Busy)

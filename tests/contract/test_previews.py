@@ -4,7 +4,7 @@ import base64
 import hashlib
 import socket
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from urllib.parse import urlsplit
 
 import anyio
@@ -16,10 +16,10 @@ from mcp import Client
 from mcp_sandbox.app.chats import open_manager
 from mcp_sandbox.config import Config
 from mcp_sandbox.config.sections import PreviewsConfig, WorkspaceConfig
+from mcp_sandbox.egress.process import visitors
 from mcp_sandbox.errors import Busy, InvalidArgument, NotFound, NotPermitted
 from mcp_sandbox.server.identity import make_session_finder
 from mcp_sandbox.server.server import build_server
-from mcp_sandbox.sessions import previews
 from mcp_sandbox.sessions.manager import SessionManager
 from mcp_sandbox.sessions.session import Session
 from tests.contract.conftest import CHAT
@@ -271,18 +271,39 @@ async def test_who_does_not_know_the_name_is_not_let_in(session: Session) -> Non
     )
 
 
-async def test_a_head_is_short_and_soon_whole(
-    session: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_head_is_short(session: Session) -> None:
     url = await session.previews.open(await served(session))
     fits = asked(url, "/go", "X: " + "x" * (16 * 1024 - 100))
     assert len(fits) < 16 * 1024
     assert await answer(url, fits) == b"gone"
     for head in (asked(url, "/go", "X: " + "x" * 17 * 1024), b"x" * 17 * 1024, b"\n" * 1_000_000):
         assert (await answer(url, head)).startswith(b"HTTP/1.1 431 Request Header Fields Too Large")
-    monkeypatch.setattr(previews, "_HEAD_S", 0.2)
-    for half in (b"", asked(url, "/go")[:-1]):
-        assert await answer(url, half) == b""
+
+
+async def test_a_head_must_come_soon_and_the_first_to_wait_make_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    let_in = list[bytes]()
+
+    def take(client: socket.socket, began: bytes) -> None:
+        client.close()
+        let_in.append(began)
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        listening.setblocking(False)
+        url = f"http://name.localhost:{listening.getsockname()[1]}"
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(visitors.Visitors("name.localhost", take).serve, listening)
+            async with AsyncExitStack() as stack:
+                slow = [await stack.enter_async_context(connected(url)) for _ in range(200)]
+                assert await answer(url, asked(url, "/go")) == b""
+                assert let_in == [asked(url, "/go")]
+                with anyio.fail_after(5):
+                    assert await until_end(slow[0]) == b""
+                monkeypatch.setattr(visitors, "_HEAD_S", 0.2)
+                for half in (b"", asked(url, "/go")[:-1]):
+                    assert await answer(url, half) == b""
+            tasks.cancel_scope.cancel()
 
 
 async def test_a_server_that_dies_ends_its_connections_and_the_address_stays(

@@ -199,7 +199,7 @@ class Child:
             service, chat, ask, self._outside, lambda now: tell("counts", **asdict(now))
         )
         way = Way(self._tasks, gateway.serve)
-        way.counts = gateway.counts
+        way.counts = gateway.counts = Counts(**said["counts"])
         way.start(gateway.close_at_end)
         return way
 

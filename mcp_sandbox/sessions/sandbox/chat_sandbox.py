@@ -163,6 +163,7 @@ class ChatSandbox:
                 self._context.check_lease(self.chat)
                 await self._refresh(self._held)
             if self._held is None:
+                self._context.begin_ways_out()
                 await self._context.capacity.take(self)
                 try:
                     with span("session open"):
