@@ -1,5 +1,7 @@
 """What is connected ends when its server or its sandbox does; the next connection works."""
 
+import os
+import signal
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -48,8 +50,11 @@ async def test_a_download_ends_with_a_daemon_that_is_killed_and_the_next_one_ser
                     f"(while sleep 0.1; do curl -s -m 5 -o /dev/null https://{PLAIN}/a; "
                     "echo $? >> codes; done) >/dev/null 2>&1 & echo $! > pid"
                 )
+                [pid] = [each for each in children(first.process.pid) if is_ways_out(each)]
                 first.process.kill()
                 await first.process.wait()
+                while Path(f"/proc/{pid}/exe").exists():
+                    await anyio.sleep(0.05)
         codes = await _file(where, "codes")
         while "7" not in codes.read_text().split():
             await anyio.sleep(0.05)
@@ -146,3 +151,31 @@ async def test_a_pause_ends_what_is_connected_and_the_next_call_can_connect(wher
             await control(where, "pause", chat=CHAT)
             assert (await chat.bash(ENDED)).splitlines()[0] not in ("0", "")
             assert FETCHED in await chat.bash(FETCH)
+
+
+async def test_a_killed_process_of_the_ways_out_costs_open_connections_and_nothing_else(
+    where: Place,
+) -> None:
+    with anyio.fail_after(100):
+        async with running(where) as daemon, chatting(where) as chat:
+            await chat.bash(f"sleep 77 >/dev/null 2>&1 & {DOWNLOAD}")
+            [pid] = [each for each in children(daemon.process.pid) if is_ways_out(each)]
+            os.kill(pid, signal.SIGKILL)
+            said = await chat.bash(f"{ENDED}; pgrep -x sleep && pkill -x sleep")
+            assert said.splitlines()[0] not in ("0", "")
+            assert said.splitlines()[1].isdigit()
+            told = said
+            while FETCHED not in (said := await chat.bash(FETCH)):
+                told += said
+            assert "connections that were open are lost" in told + said
+            assert [each for each in children(daemon.process.pid) if is_ways_out(each)] != [pid]
+
+
+def children(pid: int) -> list[int]:
+    """The processes that a process has started, and that are there."""
+    found = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(each) for file in found for each in file.read_text().split()]
+
+
+def is_ways_out(pid: int) -> bool:
+    return b"egress.process.child" in Path(f"/proc/{pid}/cmdline").read_bytes()
