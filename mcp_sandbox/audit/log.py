@@ -278,7 +278,7 @@ class Audit:
         self._failing = True
         return 0
 
-    def note(self, kind: str, chat: ChatId, times: int = 1, **fields: str) -> None:
+    def note(self, kind: str, chat: ChatId, **fields: str) -> None:
         """Record and log soon what programs inside can repeat: once a minute, with a count.
 
         If there are many kinds at a time, the last are one line, without fields.
@@ -289,7 +289,7 @@ class Audit:
         if noted not in self._times:
             self._kinds[kind, chat] += 1
             self._tasks.start_soon(self._note, noted)
-        self._times[noted] += times
+        self._times[noted] += 1
 
     async def _note(self, noted: _Noted) -> None:
         await self._write_noted(noted)

@@ -280,20 +280,10 @@ class Egress:
         return await self._keys.answer(chat, grants, said)
 
     def _told(self, chat: ChatId, said: JsonObject, *_: object) -> None:
-        for host, port, word, why, times, *sums in said["rows"]:
-            target = Target(str(host), int(port)) if host else None
-            self._note(chat, target, (str(word), str(why)), int(times), [*map(int, sums)])
-
-    def _note(
-        self,
-        chat: ChatId,
-        target: Target | None,
-        verdict: tuple[str, str],
-        times: int,
-        sums: list[int],
-    ) -> None:
-        """Count and log connections; the latest places of the latest chats are kept."""
-        (word, why), (sent, received, duration_ms) = verdict, sums
+        """Count and log a connection; the latest places of the latest chats are kept."""
+        target = Target(str(said["to"][0]), int(said["to"][1])) if said["to"] else None
+        word, why = str(said["word"]), str(said["why"])
+        sent, received, duration_ms = map(int, said["sums"])
         places = self._places[chat] = self._places.pop(chat, {})
         place = places[target] = places.pop(target, HostTraffic())
         if len(places) > _MOST_PLACES:
@@ -301,15 +291,15 @@ class Egress:
         if len(self._places) > _MOST_CHATS:
             del self._places[next(iter(self._places))]
         place.sent, place.received = place.sent + sent, place.received + received
-        self.counts[word] += times
+        self.counts[word] += 1
         to = vars(target) if target else {}
         sizes = {"sent": sent, "received": received, "duration_ms": duration_ms}
         if word == "allowed":
-            place.allowed += times
+            place.allowed += 1
             event(logger, "connection", chat=str(chat), **to, verdict=word, rule=why, **sizes)
             return
-        place.why, place.refused, place.untold = why, place.refused + times, place.untold + times
-        self._audit.note("egress", chat, times, target=str(target or "?"), why=why)
+        place.why, place.refused, place.untold = why, place.refused + 1, place.untold + 1
+        self._audit.note("egress", chat, target=str(target or "?"), why=why)
         if word == "failed":
             self._ways_out.renew_soon()
 

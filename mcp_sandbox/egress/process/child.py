@@ -32,8 +32,8 @@ logger = logging.getLogger(__name__)
 
 # Of new connections out of one sandbox: so many at once, and a second.
 _BURST, _PER_S = 256, 100.0
-# Of what is told of them: so much at once, and a second; what is more is summed up.
-_TOLD, _TOLD_PER_S, _MOST_KINDS, _SUM_S = 100, 20.0, 100, 0.1
+# Of lines in the server's log.
+_LINES, _LINES_PER_S = 100, 1.0
 
 Serve = Callable[[ByteStream], Awaitable[None]]
 Tell = Callable[..., None]
@@ -86,22 +86,15 @@ class Way:
 
 
 class Connections:
-    """The connections of one chat to allowed hosts, and what is told of them."""
+    """The connections of one chat to allowed hosts."""
 
     def __init__(self, proxy: Proxy, chat: ChatId, keeper: Keeper, tell: Tell) -> None:
         self._proxy, self._chat, self._keeper, self._tell = proxy, chat, keeper, tell
-        self._rate, self._telling = Rate(_BURST, _PER_S), Rate(_TOLD, _TOLD_PER_S)
-        self._sums: dict[tuple[str, int, str, str], list[float]] = {}
+        self._rate = Rate(_BURST, _PER_S)
 
     async def serve(self, stream: ByteStream) -> None:
         await anyio.sleep(self._rate.take())
         await ProxiedConnection(self._proxy, stream, self._chat, self._keeper, self._note).serve()
-
-    async def tell_sums(self) -> None:
-        """Tell again and again what was too much to be told at once."""
-        while True:
-            await anyio.sleep(_SUM_S)
-            self._flush()
 
     def _note(
         self,
@@ -111,24 +104,13 @@ class Connections:
         received: int,
         ms: float,
     ) -> None:
-        """Tell of a connection before its program learns how it ended, or soon where many end."""
-        word, why = "allowed", ""
+        """Tell of a connection before its program learns how it ended."""
         if isinstance(verdict, RefusedError):
             word, why = verdict.verdict, str(verdict)
         else:
-            why = verdict.source
-        kind = (target.host if target else "", target.port if target else 0, word, why)
-        if kind not in self._sums and len(self._sums) >= _MOST_KINDS:
-            kind = ("", 0, word, "one of too many to name")
-        sums = self._sums.get(kind, [0, 0, 0, 0.0])
-        self._sums[kind] = [a + b for a, b in zip(sums, (1, sent, received, ms), strict=True)]
-        if not self._telling.take():
-            self._flush()
-
-    def _flush(self) -> None:
-        if self._sums:
-            rows, self._sums = [[*kind, *sums] for kind, sums in self._sums.items()], {}
-            self._tell("connections", rows=rows)
+            word, why = "allowed", verdict.source
+        to = [target.host, target.port] if target else None
+        self._tell("connection", to=to, word=word, why=why, sums=[sent, received, round(ms)])
 
 
 class LogLines(logging.Handler):
@@ -136,7 +118,7 @@ class LogLines(logging.Handler):
 
     def __init__(self, link: Link) -> None:
         super().__init__(logging.WARNING)
-        self._link, self._rate = link, Rate(_TOLD, _TOLD_PER_S)
+        self._link, self._rate = link, Rate(_LINES, _LINES_PER_S)
 
     def emit(self, record: logging.LogRecord) -> None:
         """Tell a line, unless there are too many."""
@@ -189,9 +171,7 @@ class Child:
     def _egress(self, said: JsonObject, tell: Tell, ask: Ask) -> Way:
         keeper = Keeper(ask, [*map(read_rule, said["bound"])])
         connections = Connections(self._proxy, ChatId(*said["chat"]), keeper, tell)
-        way = Way(self._tasks, connections.serve, keeper)
-        way.start(connections.tell_sums)
-        return way
+        return Way(self._tasks, connections.serve, keeper)
 
     def _gateway(self, said: JsonObject, tell: Tell, ask: Ask) -> Way:
         service, chat = Service(**said["service"]), ChatId(*said["chat"])

@@ -12,7 +12,6 @@ import re
 import secrets
 import select
 import ssl
-import zlib
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
@@ -51,7 +50,7 @@ _SAME = {b"prompt_tokens": b"input_tokens", b"completion_tokens": b"output_token
 _REACHING = ("mcp_servers", "container", "web_search_options", "plugins", "prompt", "background")
 logger = logging.getLogger(__name__)
 
-_MOST_AT_ONCE, _UNPACKED = 8, 1 << 20
+_MOST_AT_ONCE = 8
 # To connect to the service.
 _DIAL_S = 30.0
 _LET_THROUGH = {
@@ -327,7 +326,7 @@ class Gateway:
         request = self._request(method, target, self._headers(headers, key, asked))
         mask, usage, whole = Mask([key]), UsageReader(self.counts), False
         try:
-            async with aclosing(_unpacked(self._exchange(request, asked))) as events:
+            async with aclosing(self._exchange(request, asked)) as events:
                 async for event in events:
                     if isinstance(event, h11.Data):
                         usage.feed(bytes(event.data))
@@ -380,6 +379,8 @@ class Gateway:
         if event.status_code in range(300, 400) and b"location" in headers:
             what = f"the service leads elsewhere: correct connectors.{self._service.name}.url"
             raise Refusal(event.status_code, what)
+        if headers.get(b"content-encoding", b"identity") != b"identity":
+            raise Refusal(502, "the service compresses its answer, which it was asked not to do")
         kept = [
             (name, mask.text(value))
             for name, value in headers.items()
@@ -452,34 +453,6 @@ class Gateway:
             with anyio.CancelScope(shield=True):
                 for each in self._kept:
                     await anyio.aclose_forcefully(each.stream)
-
-
-_Events = AsyncGenerator[h11.Response | h11.Data | h11.EndOfMessage]
-
-
-async def _unpacked(answer: _Events) -> _Events:
-    """Unpack an answer that is compressed, though it was asked not to be. Raises RefusedError."""
-    unpacker = None
-    async with aclosing(answer) as events:
-        async for event in events:
-            if isinstance(event, h11.Response):
-                coding = dict(event.headers).get(b"content-encoding", b"identity").lower()
-                if coding in (b"gzip", b"deflate"):
-                    unpacker = zlib.decompressobj(zlib.MAX_WBITS | 32)
-                elif coding != b"identity":
-                    raise RefusedError(
-                        "its answer is compressed in a way that is not read", "failed"
-                    )
-            if not unpacker or not isinstance(event, h11.Data):
-                yield event
-                continue
-            packed = bytes(event.data)
-            while packed:
-                try:
-                    yield h11.Data(unpacker.decompress(packed, _UNPACKED))
-                except zlib.error as exc:
-                    raise RefusedError("its compressed answer is damaged", "failed") from exc
-                packed = unpacker.unconsumed_tail
 
 
 def _refused(status: int, why: Exception) -> bytes:
