@@ -4,6 +4,7 @@ Imports late, as the composition root does, so that the socket is there before t
 """
 
 import logging
+import resource
 import shlex
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager, closing
@@ -221,6 +222,15 @@ def _opened(config: Config) -> "tuple[Skills, Metrics]":
     return open_skills(config), Metrics()
 
 
+def _most_connections(config: Config) -> int:
+    """Allow this process as many open files as it may have; return how many may be of clients."""
+    from mcp_sandbox.egress.ways_out import most_connections
+
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    return min(config.serve.max_connections, most_connections())
+
+
 async def serve(loaded: LoadedConfig, socket: Path, *, anonymous_http: bool = False) -> None:
     """Be the daemon of the configured data root, listening on `socket`, until it is to end.
 
@@ -257,7 +267,7 @@ async def serve(loaded: LoadedConfig, socket: Path, *, anonymous_http: bool = Fa
         metrics.watch(server.figures)
         tasks.start_soon(server.built)
         tasks.start_soon(manager.open_early)
-        door = Acceptor(listener, most=config.serve.max_connections)
+        door = Acceptor(listener, most=_most_connections(config))
         notice = partial(_notice, loaded, socket)
 
         async def status(arguments: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -7,8 +7,9 @@ first need, and again when it ends: connections that were open are lost then, an
 import logging
 import socket
 import sys
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from collections import Counter
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -20,10 +21,11 @@ from anyio.abc import ByteStream, Process, TaskGroup
 
 from mcp_sandbox.backends.local_socket import SocketStream
 from mcp_sandbox.egress.link import Files, Link
-from mcp_sandbox.egress.process.http_requests import HUNG_UP
+from mcp_sandbox.egress.process.visitors import HUNG_UP
 from mcp_sandbox.egress.process.walls import NAMES
 from mcp_sandbox.egress.rules import EgressRules, write_rule
 from mcp_sandbox.errors import BackendUnavailable, Busy, OperatorError, SandboxError, SandboxGone
+from mcp_sandbox.models import ChatId
 from mcp_sandbox.runtime.call import JsonObject
 from mcp_sandbox.runtime.channel import Channel, own_tasks
 
@@ -47,6 +49,34 @@ OpenChannel = Callable[[], Awaitable[ByteStream]]
 
 async def _know_nothing(_: JsonObject) -> JsonObject:
     return {"refused": "the server knows nothing of it", "verdict": "failed"}
+
+
+def most_connections() -> int:
+    """Return how many connections this process may have, with descriptors kept for all else."""
+    return min(_MOST, max(8, (getrlimit(RLIMIT_NOFILE)[1] - _KEPT_FILES) // 2))
+
+
+class Shares:
+    """Who has how many of `most`: of these no user has more than half, and no chat an eighth."""
+
+    def __init__(self, most: int) -> None:
+        self._most, self._taken = most, Counter[ChatId | str]()
+
+    @contextmanager
+    def take(self, chat: ChatId) -> Generator[bool]:
+        """Take one while the block lasts; yield False if there is no room."""
+        taken, most = self._taken, self._most
+        user = taken[chat.user] < most // 2 and taken.total() < 2 * most
+        if not (has_room := user and taken[chat] < most // 8):
+            yield has_room
+            return
+        names = (chat, chat.user)
+        taken.update(names)
+        try:
+            yield has_room
+        finally:
+            taken.subtract(names)
+            self._taken = +taken
 
 
 @dataclass(eq=False)
@@ -94,13 +124,13 @@ class WaysOut:
         upstream: str,
     ) -> None:
         self._tasks, self._load_trusted = tasks, load_trusted
-        most = min(_MOST, (getrlimit(RLIMIT_NOFILE)[1] - _KEPT_FILES) // 2)
         self._settings = {
             "allow": [*map(write_rule, rules.allow)],
             "deny": [*map(write_rule, rules.deny)],
             "upstream": upstream,
-            "most": most,
+            "most": most_connections(),
         }
+        self.visitors = Shares(most_connections())
         self._ways: dict[int, Way] = {}
         self._numbers = count(1)
         self._wanted, self._ready = anyio.Event(), anyio.Event()

@@ -102,18 +102,18 @@ class _Preview:
     async def _answer(self, came: socket.socket, began: bytes) -> None:
         """Serve a visitor whose first bytes carried the name."""
         self.connections += 1
-        with suppress(*HUNG_UP, errors.SandboxGone):
+        with suppress(*HUNG_UP, errors.SandboxGone), self.ways_out.visitors.take(self.chat) as room:
             async with SocketStream(came) as client:
                 try:
-                    await self._let_in(client, began)
+                    if not room or self.connections > _MOST_CONNECTIONS:
+                        await refuse(client, "503 Service Unavailable")
+                    else:
+                        await self._let_in(client, began)
                 except (errors.CallerError, errors.OperatorError) as exc:
                     await refuse(client, "502 Bad Gateway", f"{exc}\n")
         self.connections -= 1
 
     async def _let_in(self, client: SocketStream, began: bytes) -> None:
-        if self.connections > _MOST_CONNECTIONS:
-            await refuse(client, "503 Service Unavailable")
-            return
 
         async def sent() -> AsyncGenerator[bytes]:
             yield began

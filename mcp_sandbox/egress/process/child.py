@@ -105,10 +105,11 @@ class Connections:
         ms: float,
     ) -> None:
         """Tell of a connection before its program learns how it ended."""
+        word, why = "allowed", str(verdict)
         if isinstance(verdict, RefusedError):
-            word, why = verdict.verdict, str(verdict)
+            word = verdict.verdict
         else:
-            word, why = "allowed", verdict.source
+            why = verdict.source
         to = [target.host, target.port] if target else None
         self._tell("connection", to=to, word=word, why=why, sums=[sent, received, round(ms)])
 
