@@ -48,7 +48,7 @@ async def test_a_person_sees_what_was_refused_and_allows_it_to_a_running_sandbox
         assert "no rule allows it" in await asked()
         again = await command(where, "egress deny", "a", "later.example.com")
         assert (again.code, "has no grant of later.example.com" in again.err) == (1, True)
-        await daemon.noted("connection chat=local/a host=later.example.com port=80 verdict=rule")
+        await daemon.noted("egress chat=local/a target=later.example.com:80")
 
 
 CHECKED = {
