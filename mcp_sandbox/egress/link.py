@@ -14,6 +14,7 @@ from contextlib import suppress
 import anyio
 from anyio.lowlevel import checkpoint
 
+from mcp_sandbox.errors import SandboxError
 from mcp_sandbox.runner.wire import protocol
 from mcp_sandbox.runtime.call import JsonObject
 from mcp_sandbox.runtime.channel import own_tasks
@@ -23,7 +24,7 @@ logger = logging.getLogger(__name__)
 Files = Sequence[socket.socket]
 Told = Callable[[JsonObject, bytes, Files], None]
 Asked = Callable[[JsonObject], Awaitable[JsonObject]]
-BROKEN = (protocol.ProtocolError, KeyError, TypeError, ValueError, OverflowError)
+BROKEN = (protocol.ProtocolError, LookupError, TypeError, ValueError, OverflowError)
 """What a message that is not as agreed raises, wherever it is read."""
 
 _BATCH, _MOST_FILES, _AT_A_STRETCH, _MOST_ASKED = 256 << 10, 4, 16, 1024
@@ -142,8 +143,8 @@ class Link:
     async def _answer(self, header: JsonObject) -> None:
         try:
             answer = await self._asked(header)
-        except BROKEN:
-            answer = {"refused": "the question is not as agreed", "verdict": "failed"}
+        except (*BROKEN, SandboxError) as exc:
+            answer = {"refused": f"it cannot be answered: {exc}", "verdict": "failed"}
         self._asking -= 1
         self.tell("answer", of=header["ask"], **answer)
 

@@ -5,6 +5,7 @@ first need, and again when it ends: connections that were open are lost then, an
 """
 
 import logging
+import os
 import socket
 import sys
 from collections import Counter
@@ -375,7 +376,8 @@ class Door:
 
 async def _start(link: socket.socket) -> Process:
     """Start the process in a fresh interpreter: a copy of this one would hold every key."""
-    command = [sys.executable, "-I", "-S", "-c", _START, str(link.fileno()), *sys.path]
+    places = map(os.path.abspath, sys.path)
+    command = [sys.executable, "-I", "-S", "-c", _START, str(link.fileno()), *places]
     return await anyio.open_process(
         command,
         stdin=DEVNULL,

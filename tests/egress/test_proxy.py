@@ -2,6 +2,7 @@
 
 import ssl
 from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,10 @@ from anyio.streams.tls import TLSAttribute, TLSStream
 from cryptography import x509
 
 from mcp_sandbox.egress.process import proxy
+from mcp_sandbox.egress.process.keeper import Keeper
+from mcp_sandbox.egress.process.proxy import ProxiedConnection
 from mcp_sandbox.egress.rules import EgressRule
+from mcp_sandbox.models import ChatId
 from tests.egress.world import AUTHORITY, HOST, World, a_world, granted, head
 from tests.streams import everything
 
@@ -346,3 +350,23 @@ async def test_over_a_share_a_connection_is_refused_or_the_longest_idle_one_ends
         assert await everything(first) == b""
         await second.send(asked)
         assert b" 403 " in await everything(second)
+
+
+async def test_who_has_most_makes_room_for_another_chat_at_once(world: World) -> None:
+    world.proxy.most = 32
+    asked = b"GET http://a.example/ HTTP/1.1\r\nHost: a.example\r\n\r\n"
+    async with AsyncExitStack() as stack, anyio.create_task_group() as tasks:
+        for number in range(4):
+            chat = ChatId("local", f"idle{number}")
+            for _ in range(4):
+                ends = await world.pair(stack)
+                keeper = Keeper(world.answer)
+                held = ProxiedConnection(world.proxy, ends, chat, keeper, world.note)
+                tasks.start_soon(held.serve)
+        with anyio.fail_after(5):
+            while len(world.proxy.open) < 16:
+                await anyio.lowlevel.checkpoint()
+            # All that the user may have is idle, and none of it for long.
+            assert b" 403 " in await world.say(asked)
+        assert len(world.proxy.open) == 15
+        tasks.cancel_scope.cancel()

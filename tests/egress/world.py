@@ -1,5 +1,6 @@
 """A proxy behind a real port, and real servers on this machine's loopback to go to."""
 
+import socket
 import ssl
 import subprocess
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
@@ -11,7 +12,7 @@ from typing import Any
 import anyio
 import anyio.to_thread
 import trustme
-from anyio.abc import SocketStream
+from anyio.abc import SocketStream, UNIXSocketStream
 from anyio.streams.tls import TLSListener
 
 from mcp_sandbox.config import AllowConfig, EgressConfig, SecretConfig
@@ -96,6 +97,13 @@ class World:
 
     async def connect(self) -> SocketStream:
         return await anyio.connect_tcp("127.0.0.1", self.port)
+
+    async def pair(self, stack: AsyncExitStack) -> UNIXSocketStream:
+        """One end of a connection whose other end says nothing."""
+        pair = [await UNIXSocketStream.from_socket(end) for end in socket.socketpair()]
+        for each in pair:
+            await stack.enter_async_context(each)
+        return pair[0]
 
     async def say(self, data: bytes) -> bytes:
         """All that the proxy answers to these bytes."""

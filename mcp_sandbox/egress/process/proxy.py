@@ -9,6 +9,7 @@ by RFC 6066 section 3).
 import logging
 import ssl
 import sys
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -153,24 +154,23 @@ class Proxy:
     )
 
     def admit(self, came: "ProxiedConnection") -> None:
-        """Let a connection in; where its share is full, end that which is idle the longest.
+        """Let a connection in; where a share is full, end the longest idle one of who has most.
 
-        Raises RefusedError: none has been idle for long.
+        Raises RefusedError: it would be one of the same chat, which has not been idle for long.
         """
-        user, now_s = came.chat.user, anyio.current_time()
-        chats = [each for each in self.open if each.chat == came.chat]
-        users = [each for each in self.open if each.chat.user == user]
-        for share, most in (
-            (chats, self.most // 8),
-            (users, self.most // 2),
-            ([*self.open], self.most),
-        ):
+        users = [each for each in self.open if each.chat.user == came.chat.user]
+        chats = [each for each in users if each.chat == came.chat]
+        shares = (chats, self.most // 8), (users, self.most // 2), ([*self.open], self.most)
+        for share, most in shares:
             if len(share) >= most:
-                if now_s - self.open[share[0]] < _ENDING_S:
+                [(largest, count)] = Counter(each.chat for each in share).most_common(1)
+                first = next(each for each in share if each.chat == largest)
+                idle_s = anyio.current_time() - self.open[first]
+                if count <= len(chats) + 1 and idle_s < _ENDING_S:
                     raise RefusedError("too many connections are open", "limit")
-                share[0].end()
-                del self.open[share[0]]
-        self.open[came] = now_s
+                first.end()
+                del self.open[first]
+        self.open[came] = anyio.current_time()
 
 
 class _CountingStream(BufferedByteStream):
