@@ -376,7 +376,7 @@ class Door:
 
 async def _start(link: socket.socket) -> Process:
     """Start the process in a fresh interpreter: a copy of this one would hold every key."""
-    places = map(os.path.abspath, sys.path)
+    places = await anyio.to_thread.run_sync(lambda: [*map(os.path.abspath, sys.path)])
     command = [sys.executable, "-I", "-S", "-c", _START, str(link.fileno()), *places]
     return await anyio.open_process(
         command,
