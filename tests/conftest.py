@@ -238,8 +238,8 @@ def long_steps() -> Callable[[], str]:
 
     def ask() -> str:
         file = forked.long_steps()
-        found = "".join(own) + os.pread(file.fileno(), 1 << 20, 0).decode()
-        os.ftruncate(file.fileno(), 0)
+        found = "".join(own) + os.pread(file, 1 << 20, 0).decode()
+        os.ftruncate(file, 0)
         own.clear()
         return found
 

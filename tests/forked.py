@@ -10,7 +10,6 @@ import ctypes
 import functools
 import gc
 import importlib
-import io
 import json
 import os
 import runpy
@@ -165,18 +164,17 @@ def start(
 
 
 @functools.cache
-def long_steps() -> io.FileIO:
-    """The file in which each program here notes the long steps of its event loop; see `steps`."""
+def long_steps() -> int:
+    """The descriptor by which each program here notes long steps of its loop; see `steps`."""
     # Opened anew to append, as many write.
-    made = os.memfd_create("long-steps")
-    return open(os.open(f"/proc/self/fd/{made}", os.O_RDWR | os.O_APPEND), "r+b", buffering=0)
+    return os.open(f"/proc/self/fd/{os.memfd_create('long-steps')}", os.O_RDWR | os.O_APPEND)
 
 
 @functools.cache
 def _forking() -> socket.socket:
     """The line to the process that forks; it ends when this one does."""
     mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    kept = [its.fileno(), long_steps().fileno()]
+    kept = [its.fileno(), long_steps()]
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.forked", *map(str, kept)],
         pass_fds=kept,
