@@ -47,6 +47,7 @@ Thing = Callable[[Hostile], Awaitable[object]]
 _AT_THE_DOOR = """
 import socket, ssl, sys, time
 end = time.monotonic() + {seconds}
+END = b" HTTP/1.1\\r\\nHost: x\\r\\n\\r\\n"
 def door():
     line = socket.create_connection(("127.0.0.1", 17329), 5)
     line.settimeout(5)
@@ -64,12 +65,12 @@ def for_a_while():
 """
 _DOOR = {
     "a-url-of-30000-bytes": """
-for _ in range(3): say(b"GET http://" + b"a" * 30_000 + b"/# HTTP/1.1\\r\\n\\r\\n")""",
+for _ in range(3): say(b"GET http://" + b"a" * 30_000 + b"/#" + END)""",
     "a-port-of-30000-digits": f"""
-for _ in range(3): say(b"CONNECT {PLAIN}:" + b"1" * 30_000 + b" HTTP/1.1\\r\\n\\r\\n")""",
+for _ in range(3): say(b"CONNECT {PLAIN}:" + b"1" * 30_000 + END)""",
     "a-url-of-dots-and-at-signs": """
 for each in (b"a.", b"@", b":", b"//", b"%41", b"[", b" "):
-    say(b"GET http://" + each * 15_000 + b"/ HTTP/1.1\\r\\n\\r\\n")""",
+    say(b"GET http://" + each * 15_000 + b"/" + END)""",
     "a-head-without-end": """
 line = door()
 try:
@@ -83,11 +84,11 @@ try:
 except OSError: pass""",
     "refused-connections": """
 for n in range(10_000):
-    say(b"CONNECT denied.example.net:443 HTTP/1.1\\r\\n\\r\\n")
+    say(b"CONNECT denied.example.net:443" + END)
     if time.monotonic() > end: break""",
     "refused-names-of-many": """
 for n in range(10_000):
-    say(b"CONNECT n%d.example.net:443 HTTP/1.1\\r\\n\\r\\n" % n)
+    say(b"CONNECT n%d.example.net:443" % n + END)
     if time.monotonic() > end: break""",
     "idle-connections": """
 kept = []
@@ -270,8 +271,8 @@ async def _many_calls(hostile: Hostile) -> None:
 
 
 async def _searches(hostile: Hostile, tool: str, **given: object) -> None:
-    many = "import os\nfor n in range(20000): open(f'f{n}', 'w').close()\n"
-    deep = "for n in range(300): os.mkdir('d'); os.chdir('d')\n"
+    many = "import os\nfor n in range(5000): open(f'f{n}', 'w').close()\n"
+    deep = "for n in range(100): os.mkdir('d'); os.chdir('d')\n"
     text = (
         "os.chdir('/workspace'); open('text', 'w').write('a' * 200_000 + '\\n' + 'a b ' * 200_000)"
     )
@@ -342,7 +343,7 @@ _OVER_MCP: dict[str, Thing] = {
     "a-command-of-substitutions": lambda h: h.client.call(
         "exec", command="$(" * 20_000 + ")" * 20_000
     ),
-    "a-command-of-many-commands": lambda h: h.runs(command="echo begun;" + "true;" * 100_000),
+    "a-command-of-many-commands": lambda h: h.client.call("exec", command="true;" * 100_000),
     "a-command-of-quotes": lambda h: h.client.call("exec", command="'\"" * 100_000),
     "a-search-that-tracks-back": lambda h: _searches(h, "grep", pattern="(a+)+(a+)+c", path="text"),
     "a-pattern-of-many-stars": lambda h: _searches(h, "glob", pattern="**/" * 20 + "*a*a*a*a*a*b"),
@@ -372,4 +373,8 @@ THINGS: dict[str, Thing] = {
     **_OVER_MCP,
 }
 # What differs where the kernel's limits are an engine's.
-ON_DOCKER = (*_INSIDE, "idle-connections", "kept-output-behind-a-link", "archives", "terminals")
+ON_DOCKER = (
+    *("processes-without-end", "memory-without-end", "files-without-end", "inotify"),
+    *("zeros-where-the-socket-is", "pages-of-pipes", "pseudo-terminals", "signals-that-wait"),
+    *("a-number-to-the-first-process", "signals-to-all", "idle-connections"),
+)
