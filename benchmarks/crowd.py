@@ -157,7 +157,7 @@ async def _short_chat(daemon: _Daemon, number: int) -> None:
 async def _against_all(values: int) -> Measured:
     """How many times longer the slowest of a hundred calls takes while another chat attacks."""
     found = []
-    async with _daemon("bubblewrap", _ROOM) as daemon, daemon.chat("one", "quiet") as client:
+    async with _daemon("bubblewrap", {}) as daemon, daemon.chat("one", "quiet") as client:
         await _one_after_another(client, _HUNDRED)
         for _ in range(values):
             quiet = await _slowest(client)

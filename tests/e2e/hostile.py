@@ -37,9 +37,10 @@ class Hostile:
         assert said.startswith("begun\n") or "sandbox" in said, said[:500]
 
     async def sends(self, *lines: bytes) -> None:
-        """Send lines that need no answer to be heard; the daemon may hang up."""
-        for line in lines:
-            await self.client.stream.send(line + b"\n")
+        """Send lines; the daemon need not read on while its answers are not read."""
+        with anyio.move_on_after(LASTS_S):
+            for line in lines:
+                await self.client.stream.send(line + b"\n")
 
 
 Thing = Callable[[Hostile], Awaitable[object]]
@@ -270,13 +271,17 @@ async def _many_calls(hostile: Hostile) -> None:
         await anyio.sleep_forever()
 
 
+_HAYSTACK = """
+import os
+open(".gitignore", "w").write("*a" * 40 + "b\\n")
+for n in range(1000): open(f"f{n}" + "a" * 200, "w").close()
+for n in range(50): os.mkdir("d"); os.chdir("d")
+open("/workspace/text", "w").write("a" * 100_000 + "\\n" + "a b " * 100_000)
+"""
+
+
 async def _searches(hostile: Hostile, tool: str, **given: object) -> None:
-    many = "import os\nfor n in range(5000): open(f'f{n}', 'w').close()\n"
-    deep = "for n in range(100): os.mkdir('d'); os.chdir('d')\n"
-    text = (
-        "os.chdir('/workspace'); open('text', 'w').write('a' * 200_000 + '\\n' + 'a b ' * 200_000)"
-    )
-    await hostile.client.call("run_code", code=many + deep + text)
+    await hostile.client.call("run_code", code=_HAYSTACK)
     await hostile.client.call(tool, **given)
 
 
@@ -347,7 +352,7 @@ _OVER_MCP: dict[str, Thing] = {
     "a-command-of-quotes": lambda h: h.client.call("exec", command="'\"" * 100_000),
     "a-search-that-tracks-back": lambda h: _searches(h, "grep", pattern="(a+)+(a+)+c", path="text"),
     "a-pattern-of-many-stars": lambda h: _searches(h, "glob", pattern="**/" * 20 + "*a*a*a*a*a*b"),
-    "a-giant-list": lambda h: _searches(h, "list_files", path=".", depth=20),
+    "a-giant-list": lambda h: _searches(h, "list_files", path=".", depth=10),
     "an-ignore-file-of-stars": lambda h: _searches(h, "grep", pattern="a" * 5000),
     "an-edit-of-much": lambda h: _searches(
         h, "edit_file", path="text", old="a " * 1000, new="b" * 10**6
