@@ -53,7 +53,7 @@ async def goes_on(thing: str, attacked: Served) -> None:
 
     async def do() -> None:
         async with attacked.other(f"hostile-{thing}") as chat:
-            with anyio.move_on_after(10 * LASTS_S):
+            with anyio.move_on_after(5 * LASTS_S):
                 await THINGS[thing](Hostile(chat, attacked.place, attacked.world))
         async with attacked.other(f"hostile-{thing}") as chat:
             # Its line may be broken by what it has sent; what it began goes with its sandbox.
