@@ -12,8 +12,8 @@ from types import CodeType
 from typing import Any
 
 LIMIT_S = 0.2
-# The task of a test, and of its fixtures, as anyio runs them.
-_TEST = "_run_tests_and_fixtures"
+# The task of a test and its fixtures, as anyio runs them, and of what a test runs by itself.
+_TESTS = ("_run_tests_and_fixtures", "wrapper")
 _run_step = asyncio.Handle._run
 
 
@@ -44,5 +44,5 @@ def _stack_of(callback: Any) -> Iterator[CodeType]:
 
 def _is_a_tests(stack: list[CodeType]) -> bool:
     own = next((code for code in stack if "/anyio/" not in code.co_filename), None)
-    is_run = any(code.co_name == _TEST for code in stack)
+    is_run = own is not stack[0] and stack[0].co_name in _TESTS if stack else False
     return is_run or (own is not None and "/tests/" in own.co_filename)

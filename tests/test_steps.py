@@ -12,7 +12,7 @@ import pytest
 from tests.daemon.running import in_chat, place, running
 
 _PROGRAM = """
-import asyncio, sys, time
+import anyio, asyncio, sys, time
 from tests import steps
 
 async def compute():
@@ -22,18 +22,19 @@ async def wait(): time.sleep(0.3)
 async def load():
     import wave
     await compute()
-async def _run_tests_and_fixtures(): await compute()
-
 async def main(): await asyncio.create_task(globals()[sys.argv[1]]())
 
 steps.watch(sys.stdout.write)
-asyncio.run(main())
+if sys.argv[1] == "own":
+    anyio.run(compute)
+else:
+    asyncio.run(main())
 """
 
 
 @pytest.mark.parametrize(
     ("what", "noted"),
-    [("compute", True), ("wait", False), ("load", False), ("_run_tests_and_fixtures", False)],
+    [("compute", True), ("wait", False), ("load", False), ("own", False)],
 )
 def test_a_step_is_noted_by_its_own_processor_time(what: str, noted: bool) -> None:
     program = [sys.executable, "-c", _PROGRAM, what]
