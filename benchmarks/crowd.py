@@ -28,6 +28,14 @@ _QUARTER = _CHATS // 4
 # An hour in two minutes, so the times that a sandbox may stay idle are as much shorter.
 _HOUR_S = 120.0
 _COMPRESSED = {"IDLE": "30s", "REMOVE_AFTER": "120s", "LIFETIME": "48m"}
+_HUNDRED = 100
+# What another chat does: its own processor time is limited, and this goes through the daemon.
+_ATTACKS = {
+    "output": "while True: print('x' * 8191)",
+    "short-lines": "import os\nwhile True: os.write(1, b'\\n')",
+    "processes": "import os\nwhile True:\n  try: os.fork()\n  except OSError: pass",
+    "files": "for n in range(10**6): open(f'f{n}', 'w').close()",
+}
 _ROOM = {"MAX_OPEN": f"{_AT_ONCE}", "MAX_PER_USER": f"{_AT_ONCE}"}
 
 
@@ -146,6 +154,32 @@ async def _short_chat(daemon: _Daemon, number: int) -> None:
         await call(client, "read_file", path="note.txt")
 
 
+async def _against_all(values: int) -> Measured:
+    """How many times longer the slowest of a hundred calls takes while another chat attacks."""
+    found = []
+    async with _daemon("bubblewrap", {}) as daemon, daemon.chat("one", "quiet") as client:
+        await _one_after_another(client, _HUNDRED)
+        for _ in range(values):
+            quiet = await _slowest(client)
+            attacked = []
+            for name, code in _ATTACKS.items():
+                async with (
+                    daemon.chat("other", name) as attacker,
+                    anyio.create_task_group() as tasks,
+                ):
+                    tasks.start_soon(partial(attacker.call_tool, "run_code", {"code": code}))
+                    attacked.append(await _slowest(client))
+                    tasks.cancel_scope.cancel()
+            found.append(max(attacked) / quiet)
+    return Measured(tuple(found))
+
+
+async def _slowest(client: Client) -> float:
+    """The time that all but one of a hundred calls stay under."""
+    took = clocked(partial(_one_after_another, client, 1))
+    return sorted([await took() for _ in range(_HUNDRED)])[-2]
+
+
 ROWS = (
     Row(
         "crowd",
@@ -171,5 +205,13 @@ ROWS = (
         Goal(2, "MiB"),
         _growth,
         pairs=3,
+    ),
+    Row(
+        "one-against-all",
+        "exec true while another chat attacks, p99 in the worst of its attacks, bubblewrap",
+        "the same while none does",
+        Goal(5),
+        _against_all,
+        pairs=5,
     ),
 )

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,7 +19,7 @@ from mcp_sandbox.app.chats import open_backend
 from mcp_sandbox.config import Config, DockerConfig, KubernetesConfig
 from mcp_sandbox.errors import OperatorError
 from mcp_sandbox.models import BackendName
-from tests import e2b_server, leftovers, rclone, redis_server
+from tests import e2b_server, forked, leftovers, rclone, redis_server, steps
 from tests.e2e import chromium, npm
 
 if TYPE_CHECKING:
@@ -228,6 +228,30 @@ def no_blocking_calls(blocking_calls: BlockBuster) -> Iterator[None]:
     blocking_calls.activate()
     yield
     blocking_calls.deactivate()
+
+
+@pytest.fixture(scope="session")
+def long_steps() -> Callable[[], str]:
+    """What there is of long steps since it was asked last, here and in programs that run."""
+    own = list[str]()
+    steps.watch(own.append)
+
+    def ask() -> str:
+        file = forked.long_steps()
+        found = "".join(own) + os.pread(file, 1 << 20, 0).decode()
+        os.ftruncate(file, 0)
+        own.clear()
+        return found
+
+    return ask
+
+
+@pytest.fixture(autouse=True)
+def no_long_steps(long_steps: Callable[[], str]) -> Iterator[None]:
+    """Fail a test in which an event loop of ours lets all others wait for one step."""
+    yield
+    if found := long_steps():
+        pytest.fail(f"over {steps.LIMIT_S:g} s of processor time:\n{found}", pytrace=False)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -28,6 +28,8 @@ from typing import Any, Self
 import anyio
 from anyio.abc import ByteReceiveStream, ByteSendStream
 
+from tests import steps
+
 _ROOT = Path(__file__).parents[1]
 _LOADED = ("cli", "app.daemon", "daemon.daemon", "web.uvicorn_server", "server.server", "app.chats")
 _MOST_BYTES = 1 << 20
@@ -162,12 +164,20 @@ def start(
 
 
 @functools.cache
+def long_steps() -> int:
+    """The descriptor by which each program here notes long steps of its loop; see `steps`."""
+    # Opened anew to append, as many write.
+    return os.open(f"/proc/self/fd/{os.memfd_create('long-steps')}", os.O_RDWR | os.O_APPEND)
+
+
+@functools.cache
 def _forking() -> socket.socket:
     """The line to the process that forks; it ends when this one does."""
     mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    kept = [its.fileno(), long_steps()]
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.forked", str(its.fileno())],
-        pass_fds=[its.fileno()],
+        [sys.executable, "-m", "tests.forked", *map(str, kept)],
+        pass_fds=kept,
         env={"PATH": os.environ["PATH"], "PYTHONPATH": str(_ROOT)},
         cwd="/",
         stdin=subprocess.DEVNULL,
@@ -248,6 +258,9 @@ if __name__ == "__main__":
     for name in _LOADED:
         importlib.import_module(f"mcp_sandbox.{name}")
     gc.freeze()
+    noted = int(sys.argv[2])
+    os.set_inheritable(noted, False)
+    steps.watch(lambda line: os.write(noted, line.encode()), tests_too=True)
     orders = socket.socket(fileno=int(sys.argv[1]))
     given = _forked(orders)
     if given is not None:

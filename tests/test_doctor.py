@@ -142,9 +142,12 @@ async def test_bubblewrap_runs_code_and_says_which_limits_hold(tmp_path: Path) -
 async def test_one_isolating_backend_is_enough(tmp_path: Path) -> None:
     docker = DockerConfig(host=f"unix://{tmp_path}/absent.sock")
     with anyio.fail_after(50):
-        report = await examine(Config(data_dir=tmp_path / "data", docker=docker))
+        report = await examine(
+            Config(data_dir=tmp_path / "data", docker=docker), tmp_path / "absent.sock"
+        )
     assert report.usable == ("bubblewrap",)
     assert [c for c in report.checks if c.status != "ok" and not c.remedy] == []
+    assert "daemon" not in {c.area for c in report.checks}
 
 
 @pytest.mark.bubblewrap

@@ -22,6 +22,7 @@ from mcp_sandbox.app.chats import read_allowed_hosts
 from mcp_sandbox.cli import cli
 from mcp_sandbox.config import Config, DockerConfig, load_config
 from mcp_sandbox.config.sources import KNOWN, LoadedConfig
+from mcp_sandbox.doctor.attack_inside import ATTEMPTS
 from mcp_sandbox.models import ChatId
 from mcp_sandbox.workspace.layout import parse_aliases
 from tests.e2e import npm
@@ -333,3 +334,21 @@ def test_every_explained_message_is_still_one_of_ours() -> None:
         parts = [part.strip(" :,;") for part in shown.split("`")[1].split("…")]
         missing = [part for part in parts if part not in messages()]
         assert not missing, f"no message holds {missing}"
+
+
+def test_what_the_page_on_security_says_is_tried_by_tests_and_attempts_that_exist() -> None:
+    named = re.findall(r"`(test_\w+)`", PAGES["security.md"])
+    exist = {
+        name
+        for file in ROOT.glob("tests/**/test_*.py")
+        for name in re.findall(r"^(?:async )?def (test_\w+)", file.read_text(), re.MULTILINE)
+    }
+    assert len(named) > 30
+    assert set(named) <= exist
+    cells = [row.strip("| ").split(" | ") for row in PAGES["security.md"].splitlines()]
+    scenarios = [cell for cell in cells if len(cell) == 4 and cell[1] in ("held", "n/a", "kernel")]
+    assert len(scenarios) == 18
+    attempts = {each for *_, tried in scenarios for each in re.findall(r"\*([^*]+)\*", tried)}
+    assert len(attempts) > 9
+    assert attempts <= {*ATTEMPTS}
+    assert all(tried != "-" or verdict == "kernel" for _, verdict, _, tried in scenarios)

@@ -71,6 +71,7 @@ class _ChatServer:
             if self.server is None:
                 given = self.config, self.skills, self._session, self.metrics.count
                 self.server = await to_thread.run_sync(make_server, *given)
+                self.metrics.watch_loop()
         return self.server
 
     def figures(self) -> dict[str, float]:
@@ -280,6 +281,7 @@ async def serve(loaded: LoadedConfig, socket: Path, *, anonymous_http: bool = Fa
                 # The connection that asks is not a client.
                 "clients": door.connected - 1,
                 "sandboxes": asdict(opened.statistics()) if opened else None,
+                "loop_blocked": metrics.loop_blocked,
                 "calls": [asdict(each) for each in metrics.snapshot()],
                 **await notice(arguments.get("variables", {})),
             }

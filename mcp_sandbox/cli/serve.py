@@ -187,7 +187,7 @@ def doctor(
         raise typer.BadParameter("--backend belongs to --attack: without it, each one is tried")
     from mcp_sandbox.doctor.machine import examine, render
 
-    report = anyio.run(examine, load(config, data).config)
+    report = anyio.run(examine, load(config, data).config, socket_path(None, data))
     if as_json:
         print(json.dumps(asdict(report)))
     else:

@@ -34,6 +34,7 @@ from mcp_sandbox.app.chats import (
 from mcp_sandbox.backends.docker.client import connection_of
 from mcp_sandbox.backends.docker.engine import is_gvisor, security_options
 from mcp_sandbox.config import Config
+from mcp_sandbox.daemon.control_client import ask_daemon
 from mcp_sandbox.daemon.lock import lock_file
 from mcp_sandbox.durable import DAMAGED, is_locked, make_folder
 from mcp_sandbox.errors import OperatorError, SandboxError
@@ -116,12 +117,10 @@ def render(report: Report, console: Console) -> None:
         console.print("No sandbox works here; follow the remedies above.", style="bold red")
 
 
-async def examine(config: Config) -> Report:
-    """Look at the machine and the skills, then try a sandbox in the cluster that is configured.
-
-    Without one, in each backend that isolates on this machine.
-    """
+async def examine(config: Config, socket: Path) -> Report:
+    """Look at the machine, a daemon at `socket` and the skills; try the cluster or each backend."""
     checks = await to_thread.run_sync(examine_machine, config)
+    checks += await to_thread.run_sync(examine_daemon, socket)
     checks.append(await examine_skills(config))
     checks += await to_thread.run_sync(examine_network, config)
     checks += [*await examine_storage(config), *await examine_fleet(config)]
@@ -132,8 +131,7 @@ async def examine(config: Config) -> Report:
     else:
         checks += await examine_engine(config)
     for place in places:
-        found = await examine_place(place, config)
-        checks += found
+        checks += (found := await examine_place(place, config))
         if all(check.status != "fail" for check in found):
             usable.append(place)
     return Report(checks=tuple(checks), usable=tuple(usable))
@@ -150,6 +148,17 @@ def examine_machine(config: Config) -> list[Check]:
         "seccomp": _system_call_filter(),
     }
     return [Check("machine", name, *finding) for name, finding in found.items()]
+
+
+def examine_daemon(socket: Path) -> list[Check]:
+    """Return how often all chats had to wait for the daemon; nothing where none listens."""
+    try:
+        blocked = ask_daemon(socket, "status").get("loop_blocked", 0)
+    except OperatorError:
+        return []
+    check = partial(Check, "daemon", "event loop", found=f"blocked {blocked} times since its start")
+    remedy = "all chats waited for over half a second: report what `mcp-sandbox logs` says"
+    return [check("warn", remedy=remedy) if blocked else check("ok")]
 
 
 def _kernel() -> Finding:

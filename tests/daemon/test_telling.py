@@ -1,13 +1,15 @@
 """What a running daemon tells its operator."""
 
 import json
+import signal
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urljoin
 
 import httpx2
 import pytest
 
-from tests.daemon.running import control, in_chat, place, running, starting
+from tests.daemon.running import command, control, in_chat, place, running, starting
 
 
 async def test_each_call_is_a_line_of_json_and_a_figure_of_the_status(tmp_path: Path) -> None:
@@ -62,3 +64,24 @@ async def test_prometheus_reads_calls_and_sandboxes(tmp_path: Path) -> None:
     assert 'mcp_sandbox_call_seconds_count{tool="exec"} 1.0' in text
     assert 'mcp_sandbox_sandboxes{state="idle"} 1.0' in text
     assert "mcp_sandbox_calls_queued 0.0" in text
+
+
+async def test_a_blocked_event_loop_is_told_by_log_figures_and_doctor(tmp_path: Path) -> None:
+    told = place(tmp_path)
+    named = {"MCP_SANDBOX_SOCKET": str(told.socket)}
+    where = replace(told, module="tests.daemon.blocking", more=named)
+    async with running(where, "--http", "127.0.0.1:0", "--allow-anonymous-loopback") as daemon:
+        address = (await control(where, "status"))["result"]["http"]
+        async with in_chat(where, "waits") as client:
+            daemon.process.send_signal(signal.SIGUSR1)
+            await daemon.noted("WARNING mcp_sandbox.telemetry.metrics: the event loop is blocked")
+            await daemon.noted("\n")
+            await client.exec("true")
+        assert (await control(where, "status"))["result"]["loop_blocked"] == 1
+        async with httpx2.AsyncClient() as http:
+            text = (await http.get(urljoin(address, "/metrics"))).text
+        assert "mcp_sandbox_loop_blocked_total 1.0" in text
+        checks = json.loads((await command(where, "doctor --json", asks=False)).out)["checks"]
+        (check,) = (each for each in checks if each["area"] == "daemon")
+        assert (check["status"], check["found"]) == ("warn", "blocked 1 times since its start")
+        assert "mcp-sandbox logs" in check["remedy"]

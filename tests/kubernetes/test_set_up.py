@@ -137,9 +137,9 @@ async def test_doctor_tries_the_cluster_that_is_configured_and_no_other_place(
     fake: Cluster, tmp_path: Path
 ) -> None:
     config = in_cluster(tmp_path)
-    assert (await examine(config)).usable == ("kubernetes",)
+    assert (await examine(config, config.data_dir / "absent.sock")).usable == ("kubernetes",)
     fake.token = "another"
-    assert not (await examine(config)).usable
+    assert not (await examine(config, config.data_dir / "absent.sock")).usable
 
 
 async def test_doctor_names_every_right_that_is_missing(fake: Cluster, tmp_path: Path) -> None:
