@@ -216,7 +216,8 @@ def _answered(event: h11.Event, mask: Mask | None) -> Iterator[h11.Event]:
             why = "its answer is compressed or a part, where no secret can be found"
             raise RefusedError(why, "secret")
         hidden = mask.text if mask else bytes
-        headers = [(hidden(name), hidden(value)) for name, value in _passed(event)]
+        name_hidden = mask.name if mask else bytes
+        headers = [(name_hidden(name), hidden(value)) for name, value in _passed(event)]
         reason = hidden(event.reason)
         yield h11.Response(status_code=event.status_code, headers=headers, reason=reason)
     elif isinstance(event, h11.Data):

@@ -24,6 +24,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from subprocess import DEVNULL
+from urllib.parse import unquote_to_bytes
 
 import anyio
 from anyio import to_thread
@@ -65,6 +66,12 @@ class Mask:
         self._json = [re.compile(_JSON % re.escape(kind)) for kind in kinds]
         self._kept = b""
         self._covered = 0  # Kept bytes that belong to a value that began before them.
+
+    def name(self, data: bytes) -> bytes:
+        """Return a header's name, or filler if a value is in it, in whatever case of letters."""
+        plain = unquote_to_bytes(data).lower()
+        is_free = all(form.lower() not in plain for form in self._forms)
+        return data if is_free else FILLER * len(data)
 
     def text(self, data: bytes, *, more: bool = False) -> bytes:
         """Return the bytes kept back and the data, each value replaced by filler of its length.
