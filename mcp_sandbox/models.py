@@ -28,6 +28,15 @@ EntryKind = Literal["file", "directory", "link", "fifo", "socket", "device"]
 # What lines say that should not be missed, as a regular expression of any kind.
 TROUBLE = "error|fail|exception|traceback"
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+INTERNET = ("0.0.0.0/0", "2000::/3")
+# By the IANA registries of special-purpose addresses, and metadata of clouds.
+RESERVED = (
+    *("0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "168.63.129.16/32"),
+    *("169.254.0.0/16", "172.16.0.0/12", "192.0.0.0/24", "192.0.2.0/24", "192.88.99.0/24"),
+    *("192.168.0.0/16", "198.18.0.0/15", "198.51.100.0/24", "203.0.113.0/24"),
+    *("224.0.0.0/4", "240.0.0.0/4", "2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20"),
+)
+"""Networks within INTERNET that belong to a machine, a cluster or nobody, or lead to others."""
 
 
 @dataclass(frozen=True)

@@ -204,7 +204,9 @@ class FleetConfig(Section):
         str,
         Field(pattern="^(rediss?|unix)://.+$|^$"),
         # A password may stand there.
-        PlainSerializer(lambda value: re.sub("//.*@", "//(hidden)@", value), when_used="json"),
+        PlainSerializer(
+            lambda value: re.sub(r"\A([^/]*+//).*@", r"\1(hidden)@", value), when_used="json"
+        ),
     ] = setting("", "Redis in which a platform reads what was prepared, as redis://HOST:PORT/DB")
     name: Annotated[str, Field(pattern=r"^([A-Za-z0-9][\w.-]{0,63})?$")] = setting(
         "", "this server's name among those that share chats; empty = it shares none"

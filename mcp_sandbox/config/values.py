@@ -15,7 +15,7 @@ KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 _SIZE_UNITS = {"": 1, "k": KIB, "m": MIB, "g": GIB, "t": 1 << 40}
 _TIME_UNITS = {"d": 86_400, "h": 3600, "m": 60, "s": 1, "ms": 0.001}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE)
-_TIME_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|[dhms])")
+_TIME_PART = re.compile(r"(\d{1,20}(?:\.\d{1,20})?)(ms|[dhms])")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 

@@ -165,7 +165,7 @@ def set_out(folder: Path, stack: ExitStack, config: Config) -> dict[str, Any]:
     stack.callback(stack.enter_context(process).kill)
     tcp = stack.enter_context(socket.create_server(("0.0.0.0", 0)))  # noqa: S104 - a canary
     port = tcp.getsockname()[1]
-    local = re.findall(r"(\S+)\n +/32 host LOCAL", Path("/proc/net/fib_trie").read_text())
+    local = re.findall(r"(?<!\S)(\S++)\n +/32 host LOCAL", Path("/proc/net/fib_trie").read_text())
     others = [f"{each}:{port}" for each in sorted({*local}) if not each.startswith("127.")][:5]
     hosts = ("127.0.0.1", "host.internal", "a.test", "169.254.169.254")
     chat = folder / "data" / "sandbox" / "workspace" / _OTHER.user / f"chat-{_OTHER.chat}"

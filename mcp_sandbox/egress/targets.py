@@ -8,12 +8,16 @@ import re
 import socket
 from dataclasses import dataclass
 from functools import partial
-from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address, ip_network
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from typing import Literal
 
 from anyio import CapacityLimiter, to_thread
 
-Refusal = Literal["target", "rule", "address", "name", "limit", "request", "secret", "failed"]
+from mcp_sandbox.models import INTERNET, RESERVED
+
+Refusal = Literal[
+    "target", "rule", "address", "name", "length", "limit", "request", "secret", "failed"
+]
 """How a refused connection is counted in the metrics."""
 
 _LABEL = re.compile(rb"[a-z0-9_-]{1,63}")
@@ -21,20 +25,11 @@ _PORT = re.compile(rb"[0-9]{1,5}")
 # The C library parses 127.1, 2130706433 and 0x7f.1 as addresses.
 _LAST_OF_ADDRESS = re.compile(rb"[0-9]+|0x.*")
 _ADDRESS = "a host is reached by its name, not by an address"
-_URL = re.compile(rb"http://([^/?]*)([\x21\x22\x24-\x7e]*)", re.IGNORECASE)
+_URL = re.compile(rb"http://([^/?]*+)([\x21\x22\x24-\x7e]*+)", re.IGNORECASE)
 HERE = "host.internal"
 """In a rule with `private: true`: this machine's loopback."""
 
-_INTERNET = IPv6Network("2000::/3")
-# Special addresses that `is_global` accepts: metadata of clouds, protocol assignments, 6to4,
-# Teredo, documentation (from the IANA registries of special-purpose addresses).
-_OTHERS = tuple(
-    ip_network(each)
-    for each in (
-        *("168.63.129.16/32", "192.0.0.0/24", "192.88.99.0/24"),
-        *("2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20"),
-    )
-)
+_INTERNET, _RESERVED = (tuple(map(ip_network, each)) for each in (INTERNET, RESERVED))
 
 
 class RefusedError(Exception):
@@ -100,11 +95,9 @@ def _no_target(reason: str) -> RefusedError:
 
 def is_public(address: IPv4Address | IPv6Address) -> bool:
     """Return whether an address is on the public internet and is not translated to another."""
-    if isinstance(address, IPv6Address):
-        public = address in _INTERNET
-    else:
-        public = address.is_global and not address.is_multicast
-    return public and not any(address in each for each in _OTHERS)
+    return any(address in each for each in _INTERNET) and not any(
+        address in each for each in _RESERVED
+    )
 
 
 async def resolve_addresses(

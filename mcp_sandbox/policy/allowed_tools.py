@@ -42,7 +42,7 @@ _NAMES: Mapping[str, frozenset[str]] = {
 _LANGUAGES = {"python": ("python3 -c", "python -c"), "javascript": ("node -e",)}
 _ENTRY = re.compile(r"([\w.*-]+)(?:\((.*)\))?", re.DOTALL)
 _OURS = re.compile(r"mcp__(?:mcp[-_])?sandbox(?:__\*)?")
-_OF_A_SERVER = re.compile(r"mcp__.+__(\w+)")
+_OF_A_SERVER = re.compile(r"mcp__.{1,128}__(\w{1,128})")
 _FOLDER = re.compile(
     r"\$\{(?:CLAUDE_SKILL_DIR|CLAUDE_PLUGIN_ROOT|SKILL_DIR)\}|\$SKILL_DIR|\{baseDir\}"
 )

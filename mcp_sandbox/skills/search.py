@@ -34,7 +34,7 @@ _CHANGED = "skills changed since the page before: some matches may be missing or
 _TAGS = ("tags", "keywords", "category", "categories", "triggers", "aliases", "domain")
 # The share of a query that a skill must have; of a long query, of so many words.
 _LEAST, _LONG_QUERY = 0.29, 3
-_MARKED = re.compile("\x02([^\x03]*)\x03")
+_MARKED = re.compile("\x02([^\x02\x03]*+)\x03")
 _MAKE = (
     "CREATE VIRTUAL TABLE card USING fts5(name, description, tags, headings, "
     "tokenize='porter unicode61 remove_diacritics 2')"

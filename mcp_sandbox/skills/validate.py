@@ -30,7 +30,7 @@ from mcp_sandbox.skills.skill import (
 _BYTES_READ = 1 << 20
 _SHELL = r"(?:sudo\s+(?:-\S+\s+)*)?(?:ba|z|da|k|fi)?sh\b"
 _KEYS = {
-    "a private key": r"-----BEGIN (?:[A-Z]+ )*PRIVATE KEY-----\s*\n\s*[A-Za-z0-9+/]{20}",
+    "a private key": r"-----BEGIN (?:[A-Z]+ )*PRIVATE KEY-----[^\S\n]*+\n\s*+[A-Za-z0-9+/]{20}",
     "an AWS access key": r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b",
     "a GitHub token": r"\b(?:gh[pousr]_[A-Za-z0-9]{36,255}|github_pat_\w{60,255})",
     "an Anthropic key": r"\bsk-ant-[\w-]{32,255}",

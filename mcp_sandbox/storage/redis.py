@@ -160,7 +160,7 @@ class FleetStore:
 
     def __init__(self, url: str, server: Server, lease_s: float, *, serves: bool = True) -> None:
         """Raise ConfigError: it is no address of a Redis. `serves`: others can send clients."""
-        self.server, self.place = server, re.sub(".*@|^[a-z]+://", "", url)
+        self.server, self.place = server, re.sub("^.*@|^[a-z]+://", "", url)
         self._serves = serves
         self._redis = _open(url)
         self._ms = round(1000 * lease_s)

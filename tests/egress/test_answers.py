@@ -59,7 +59,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
         yield made
 
 
-async def answered(world: World, answer: bytes) -> bytes:
+async def answered(world: World, answer: bytes, value: bytes = VALUE) -> bytes:
     """What curl gets of an answer of a host that was sent the value."""
     heard = list[bytes]()
 
@@ -74,13 +74,13 @@ async def answered(world: World, answer: bytes) -> bytes:
     port = await world.listen(serve, tls=True)
     await world.allow(port)
     source = anyio.Path(world.folder / "value")
-    await source.write_bytes(VALUE)
+    await source.write_bytes(value)
     settings = {"from": f"file:{source}", "hosts": [f"{HOST}:{port}"]}
     secrets = Secrets({"TOKEN": SecretConfig.model_validate(settings)}, b"seed")
     world.secrets = secrets
     header = f"Authorization: Bearer {secrets.placeholders(CHAT)['TOKEN']}"
     done = await world.run("curl", "-sSi", "--raw", "-H", header, f"https://{HOST}:{port}/")
-    assert b"Bearer " + VALUE in heard[0]
+    assert b"Bearer " + value in heard[0]
     return done.stdout + done.stderr
 
 
@@ -98,3 +98,28 @@ async def test_what_cannot_be_searched_is_refused(world: World, answer: str) -> 
     assert b"network: refused host.internal" in said
     assert ZIPPED not in said
     assert VALUE not in said
+
+
+TOKEN = b"ghp_16C7e42F29~2c6912E7"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        TOKEN,
+        TOKEN.lower(),
+        TOKEN.upper(),
+        b"X-" + TOKEN.title() + b"-Y",
+        base64.b64encode(TOKEN).rstrip(b"="),
+        base64.b64encode(TOKEN).rstrip(b"=").lower(),
+        b"".join(b"%%%02x" % each for each in TOKEN),
+        b"".join(b"%%%02X" % each for each in TOKEN.lower()),
+    ],
+)
+async def test_the_value_as_a_headers_name_is_masked_in_any_case(world: World, name: bytes) -> None:
+    said = await answered(world, whole(b"body", name + b": x", b"X-Other-Name: y"), TOKEN)
+    assert b" 200 " in said
+    assert b"X-Other-Name: y" in said
+    # The digits at the ends of a value hold something of its neighbours.
+    assert name.strip(b"Xx-Yy")[1:-2].lower() not in said.lower()
+    assert b"*" * 20 in said

@@ -1,9 +1,14 @@
 """Requests that are read, of opened TLS and of plain HTTP: real clients, real servers, real TLS."""
 
 import base64
+import gzip
 import hashlib
+import os
 import ssl
+import subprocess
+import threading
 from collections.abc import AsyncGenerator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +22,7 @@ from tests.egress.world import CHAT, HOST, World, a_world, head
 from tests.streams import everything
 
 VALUE = "s3cret-value-0123456789"
+FETCH = "application/x-git-upload-pack-request"
 
 
 @pytest.fixture
@@ -102,6 +108,19 @@ async def test_only_reading_is_let_through(world: World, tls: bool) -> None:
     [
         ("POST", "/a/b.git/git-upload-pack", True),
         ("POST", "/~me/a+b@c/git-upload-pack", True),
+        ("POST", "/git-upload-pack", True),
+        ("POST", "/me/..a/discord.py/git-upload-pack", True),
+        ("POST", "/a/upload.php/git-upload-pack", False),
+        ("POST", "/a/upload.PHP5/x/git-upload-pack", False),
+        ("POST", "/write.cgi/git-upload-pack", False),
+        ("POST", "/write.aspx/git-upload-pack", False),
+        ("POST", "/x/../git-upload-pack", False),
+        ("POST", "/x/./git-upload-pack", False),
+        ("POST", "/../git-upload-pack", False),
+        ("POST", "//git-upload-pack", False),
+        ("POST", "/a//b.git/git-upload-pack", False),
+        ("POST", "a/git-upload-pack", False),
+        ("POST", "/a/git-upload-pack?x", False),
         ("GET", "/a/b.git/info/refs?service=git-upload-pack", True),
         ("GET", "/a/b.git/info/refs?service=git-receive-pack", False),
         ("GET", "/a/b.git/info/refs?a=b&service=git%2dreceive-pack", False),
@@ -123,11 +142,158 @@ async def test_git_may_fetch_and_not_push(
 ) -> None:
     web = Web()
     port = await opened(world, web)
-    body = "" if method == "GET" else "Content-Length: 4\r\n"
+    body = "" if method == "GET" else f"Content-Type: {FETCH}\r\nContent-Length: 4\r\n"
     said = f"{method} {path} HTTP/1.1\r\nHost: HOST\r\nConnection: close\r\n{body}\r\n"
     answer = await ask(world, port, said.encode() + b"0000"[: len(body)])
-    assert answer.startswith(b"HTTP/1.1 200" if passes else b"HTTP/1.1 403 network: refused ")
+    status = 403 if path.startswith("/") else 400
+    refused = f"HTTP/1.1 {status} network: refused ".encode()
+    assert answer.startswith(b"HTTP/1.1 200" if passes else refused)
     assert bool(web.asked) == passes
+
+
+def posted(*headers: str, body: bytes = b"0032want ") -> bytes:
+    lines = ["POST /a.git/git-upload-pack HTTP/1.1", "Host: HOST", "Connection: close", *headers]
+    if not any(each.startswith("Transfer") for each in headers):
+        lines.append(f"Content-Length: {len(body)}")
+    return "\r\n".join([*lines, "", ""]).encode() + body
+
+
+TYPE = f"Content-Type: {FETCH}"
+ZIP = "Content-Encoding: gzip"
+
+
+@pytest.mark.parametrize(
+    ("said", "passes"),
+    [
+        (posted(TYPE), True),
+        (posted(TYPE, body=b"0014command=ls-refs\n0000"), True),
+        (posted(TYPE, ZIP, body=gzip.compress(b"0032want 0")), True),
+        (posted(TYPE, "Transfer-Encoding: chunked", body=b"4\r\n0000\r\n0\r\n\r\n"), True),
+        (posted(TYPE, "Transfer-Encoding: chunked", body=b"1\r\n0\r\n1\r\n0\r\n0\r\n\r\n"), False),
+        (posted(TYPE, "Expect: 100-continue"), True),
+        (posted(), False),
+        (posted("Content-Type: application/x-www-form-urlencoded", body=b"a=b"), False),
+        (posted("Content-Type: multipart/form-data; boundary=x", body=b"--x"), False),
+        (posted(TYPE + "; x=y"), False),
+        (posted(TYPE, "Content-Type: text/plain"), False),
+        (posted("Content-Type: text/plain", TYPE), False),
+        (posted(TYPE, body=b"a=b&c=d&e=f&g=h"), False),
+        (posted(TYPE, body=b"0000&a=b"), False),
+        (posted(TYPE, body=b"00aa=b want x"), False),
+        (posted(TYPE, body=b""), False),
+        (posted(TYPE, body=gzip.compress(b"0032want ")), False),
+        (posted(TYPE, ZIP), False),
+        (posted(TYPE, ZIP, body=gzip.compress(b"a=b&c=d&e=f&g=h")), False),
+        (posted(TYPE, ZIP, ZIP, body=gzip.compress(b"0032want 0")), False),
+        (posted(TYPE, "Content-Encoding: deflate"), False),
+    ],
+)
+async def test_a_body_is_a_fetch_or_does_not_pass(world: World, said: bytes, passes: bool) -> None:
+    web = Web()
+    port = await opened(world, web)
+    answer = await ask(world, port, said)
+    if passes:
+        assert b"HTTP/1.1 200" in answer
+        assert web.asked
+    else:
+        assert b"HTTP/1.1 403 network: refused host.internal" in answer
+        assert b"only reading is allowed there" in answer
+        assert not web.asked
+
+
+class Repositories(BaseHTTPRequestHandler):
+    """The real git behind a web server, as hosters have it."""
+
+    protocol_version = "HTTP/1.1"
+    root: Path
+    asked: list[tuple[str, str, str]]
+
+    def log_message(self, *_: Any) -> None:
+        return
+
+    def _body(self) -> bytes:
+        if self.headers.get("Transfer-Encoding") != "chunked":
+            return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        body = b""
+        while size := int(self.rfile.readline(), 16):
+            body += self.rfile.read(size)
+            self.rfile.readline()
+        self.rfile.readline()
+        return body
+
+    def do_GET(self) -> None:
+        body, (path, _, query) = self._body(), self.path.partition("?")
+        coding = self.headers.get("Content-Encoding", "")
+        how = self.headers.get("Transfer-Encoding", coding)
+        self.asked.append((self.command, path, how))
+        done = subprocess.run(
+            ["git", "-c", "safe.directory=*", "http-backend"],
+            input=body,
+            env={
+                "PATH": os.environ["PATH"],
+                "GIT_PROJECT_ROOT": str(self.root),
+                "GIT_HTTP_EXPORT_ALL": "1",
+                "REQUEST_METHOD": self.command,
+                "PATH_INFO": path,
+                "QUERY_STRING": query,
+                "CONTENT_LENGTH": str(len(body)),
+                "CONTENT_TYPE": self.headers.get("Content-Type", ""),
+                "HTTP_CONTENT_ENCODING": coding,
+                "GIT_PROTOCOL": self.headers.get("Git-Protocol", ""),
+            },
+            capture_output=True,
+            check=True,
+        )
+        told, _, answer = done.stdout.partition(b"\r\n\r\n")
+        lines = dict(line.split(": ", 1) for line in told.decode().split("\r\n"))
+        self.send_response(int(lines.pop("Status", "200")[:3]))
+        for name, value in {**lines, "Content-Length": str(len(answer))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(answer)
+
+    do_POST = do_GET  # noqa: N815
+
+
+@pytest.mark.parametrize("version", [0, 2])
+async def test_git_itself_clones_and_fetches_and_does_not_push(world: World, version: int) -> None:
+    def git(*words: str, given: bytes = b"") -> None:
+        who = ["-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "init.defaultBranch=main"]
+        subprocess.run(["git", *who, *words], input=given, check=True, capture_output=True)
+
+    work, bare = str(world.folder / "work"), str(world.folder / "root" / "x.git")
+    commits = b"".join(
+        b"commit refs/heads/b%d\ncommitter a <a@b.c> %d +0000\ndata 1\nx\n" % (n, n)
+        for n in range(1, 400)
+    )
+
+    def prepare() -> None:
+        git("init", "-q", "--bare", bare)
+        git("-C", bare, "fast-import", "--quiet", given=commits)
+        git("-C", bare, "symbolic-ref", "HEAD", "refs/heads/b1")
+        git("-C", bare, "config", "http.receivepack", "true")
+
+    await anyio.to_thread.run_sync(prepare)
+    kind = type("Kind", (Repositories,), {"root": world.folder / "root", "asked": []})
+    with ThreadingHTTPServer(("127.0.0.1", 0), kind) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        port = server.server_address[1]
+        await world.allow({"host": HOST, "port": port, "private": True, "read": True})
+        url, how = f"http://{HOST}:{port}/x.git", ["-c", f"protocol.version={version}"]
+        for words in (
+            ["clone", "-q", "--depth", "1", url, work],
+            ["-C", work, "fetch", "-q", "origin", "+refs/heads/*:refs/remotes/origin/*"],
+            ["-C", work, "fetch", "-q", "--unshallow"],
+            ["clone", "-q", "--mirror", url, f"{work}2"],
+            ["-c", "http.postBuffer=65536", "clone", "-q", "--mirror", url, f"{work}3"],
+        ):
+            done = await world.run("git", *how, *words)
+            assert done.returncode == 0, done.stderr
+        pushed = await world.run("git", *how, "-C", f"{work}2", "push", url, "b1:refs/heads/new")
+        assert b"403" in pushed.stderr
+        await anyio.to_thread.run_sync(server.shutdown)
+    sent = {coding for method, _, coding in kind.asked if method == "POST"}  # type: ignore[attr-defined]
+    assert sent == {"", "gzip", "chunked"}
 
 
 CLEAN = b"GET / HTTP/1.1\r\nHost: HOST\r\n"
@@ -289,10 +455,11 @@ async def test_a_large_body_passes_both_ways(world: World) -> None:
     # It is opened for its fetch alone.
     await world.allow({"host": HOST, "port": port, "private": True, "read": True})
     body = anyio.Path(world.folder / "body")
-    await body.write_bytes(bytes(range(250)) * (size // 250))
-    url = f"https://{HOST}:{port}/git-upload-pack"
+    beginning = b"0032want "
+    await body.write_bytes((beginning + bytes(range(250)) * (size // 250))[:size])
+    url, kind = f"https://{HOST}:{port}/git-upload-pack", f"Content-Type: {FETCH}"
     said = await world.curl(
-        "--data-binary", f"@{body}", "-H", "Expect: 100-continue", "-o", "/dev/null",
+        "--data-binary", f"@{body}", "-H", "Expect: 100-continue", "-H", kind, "-o", "/dev/null",
         "-w", "%{size_download} %{http_code}\n", url,
     )  # fmt: skip
     assert said.startswith(f"{size} 200\n")
@@ -310,9 +477,10 @@ async def test_an_early_answer_ends_an_upload(world: World) -> None:
     port = await opened(world, serve)
     async with await inside(world, port) as tls:
         said = (
-            f"POST /git-upload-pack HTTP/1.1\r\nHost: {HOST}:{port}\r\nContent-Length: 99\r\n\r\n"
+            f"POST /git-upload-pack HTTP/1.1\r\nHost: {HOST}:{port}\r\nContent-Length: 9999\r\n"
+            f"Content-Type: {FETCH}\r\n\r\n0032want "
         )
-        await tls.send(said.encode())
+        await tls.send(said.encode() + bytes(5000))
         assert (await everything(tls)).endswith(b"big!")
 
 

@@ -2,13 +2,14 @@
 
 import ssl
 from collections.abc import AsyncGenerator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
 from anyio.abc import SocketStream
+from anyio.streams.buffered import BufferedByteStream
 from anyio.streams.tls import TLSAttribute, TLSStream
 from cryptography import x509
 
@@ -130,6 +131,9 @@ async def test_the_client_reads_why_it_is_refused(world: World) -> None:
         (b"GET http://a.example/ HTTP/1.1\r\nHost: a\r\nx: " + b"y" * 40_000 + b"\r\n\r\n", 400),
         (b"GET http://a.example/ HTTP/1.1\r\nHost: a\r\n" + b"x: yyyy\r\n" * 4000 + b"\r\n", 400),
         (b"G" * 40_000, 400),
+        (b"GET http://a.example/" + b"a" * 8200 + b" HTTP/1.1\r\nHost: a.example\r\n\r\n", 414),
+        (b"GET http://" + b"a" * 30_000 + b"/# HTTP/1.1\r\nHost: a.example\r\n\r\n", 414),
+        (b"GET http://" + b"a" * 8000 + b"/# HTTP/1.1\r\nHost: a.example\r\n\r\n", 400),
     ],
 )
 async def test_what_cannot_be_judged_is_refused(
@@ -370,3 +374,149 @@ async def test_who_has_most_makes_room_for_another_chat_at_once(world: World) ->
             assert b" 403 " in await world.say(asked)
         assert len(world.proxy.open) == 15
         tasks.cancel_scope.cancel()
+
+
+def asking_again() -> ssl.SSLContext:
+    """A server's context that takes one group, which clients do not offer at first."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    AUTHORITY.issue_cert(HOST).configure_cert(context)
+    context.set_ecdh_curve("secp384r1")
+    return context
+
+
+class Counting:
+    """A server with TLS that says how often it saw a hello, and which host the last named."""
+
+    def __init__(self) -> None:
+        self.raw = b""
+
+    async def __call__(self, stream: Any) -> None:
+        class Seen(BufferedByteStream):
+            async def receive(seen, max_bytes: int = 65536) -> bytes:  # noqa: N805
+                data = await super().receive(max_bytes)
+                self.raw += data
+                return data
+
+        async with stream:
+            with suppress(anyio.EndOfStream, anyio.BrokenResourceError, ssl.SSLError):
+                await self._echo(Seen(stream))
+
+    async def _echo(self, stream: Any) -> None:
+        async with await TLSStream.wrap(
+            stream,
+            server_side=True,
+            ssl_context=asking_again(),
+            standard_compatible=False,
+        ) as tls:
+            while data := await tls.receive():
+                await tls.send(data)
+
+
+def hellos(raw: bytes) -> int:
+    """How many hellos there are in records of TLS."""
+    found = 0
+    while raw:
+        end = 5 + int.from_bytes(raw[3:5])
+        found += raw[0] == 22 and raw[5] == 1
+        raw = raw[end:]
+    return found
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+async def test_a_client_may_send_its_hello_again(world: World, version: ssl.TLSVersion) -> None:
+    server = Counting()
+    port = await world.listen(server)
+    await world.allow(port)
+    trusted = ssl.create_default_context()
+    AUTHORITY.configure_trust(trusted)
+    trusted.maximum_version = version
+    size = 1 << 20
+    for _ in range(2):
+        async with await tunnel(world, port) as stream:
+            with anyio.fail_after(10):
+                tls = await TLSStream.wrap(
+                    stream, hostname=HOST, ssl_context=trusted, standard_compatible=False
+                )
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(tls.send, bytes(size))
+                    came = 0
+                    while came < size:
+                        came += len(await tls.receive())
+    again = version is ssl.TLSVersion.TLSv1_3
+    first = server.raw[: 1 << 14]
+    assert hellos(first[: first.index(b"\x17\x03\x03")]) == (2 if again else 1)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["-groups", "X25519:P-384"],
+        ["-groups", "P-384"],
+        ["-tls1_2"],
+        ["-no_middlebox", "-groups", "X25519:P-384"],
+    ],
+    ids=" ".join,
+)
+async def test_openssl_says_its_hello_as_it_likes(world: World, options: list[str]) -> None:
+    port = await world.listen(Counting())
+    await world.allow(port)
+    where = ["-proxy", f"127.0.0.1:{world.port}", "-connect", f"{HOST}:{port}"]
+    command = ["openssl", "s_client", *where, "-servername", HOST, "-quiet", *options]
+    with anyio.fail_after(20):
+        async with await anyio.open_process(command) as process:
+            assert process.stdin
+            assert process.stdout
+            await process.stdin.send(b"hello\n")
+            assert await process.stdout.receive() == b"hello\n"
+            process.kill()
+
+
+async def first_hello(stream: SocketStream, name: str) -> tuple[ssl.SSLObject, Any, Any]:
+    """Send what a client says first."""
+    context = ssl.create_default_context()
+    came, out = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = context.wrap_bio(came, out, server_hostname=name)
+    with pytest.raises(ssl.SSLWantReadError):
+        client.do_handshake()
+    await stream.send(out.read())
+    return client, came, out
+
+
+@pytest.mark.parametrize("how", ["when asked", "at once"])
+async def test_a_second_hello_for_another_host_never_leaves(world: World, how: str) -> None:
+    other = HOST.replace("host", "hose").encode()
+    server = Counting()
+    port = await world.listen(server)
+    await world.allow(port)
+    async with await tunnel(world, port) as stream:
+        client, came, out = await first_hello(stream, HOST)
+        if how == "at once":
+            await stream.send(client_hello(other.decode()))
+        else:
+            with anyio.fail_after(5):
+                came.write(await stream.receive())
+            with pytest.raises(ssl.SSLWantReadError):
+                client.do_handshake()
+            second = out.read()
+            assert HOST.encode() in second
+            await stream.send(second.replace(HOST.encode(), other))
+        with anyio.fail_after(5), suppress(anyio.BrokenResourceError):
+            await everything(stream)
+    noted = await world.until_noted(2)
+    assert "name: its TLS hello names another host" in [each[1] for each in noted]
+    assert other not in server.raw
+
+
+async def test_a_hello_behind_another_in_its_record_never_leaves(world: World) -> None:
+    server = Counting()
+    port = await world.listen(server)
+    await world.allow(port)
+    first, second = client_hello(HOST)[5:], client_hello("hose.internal")[5:]
+    both = first + second
+    async with await tunnel(world, port) as stream:
+        with anyio.fail_after(5), suppress(anyio.BrokenResourceError):
+            await stream.send(b"\x16\x03\x01" + len(both).to_bytes(2) + both)
+            await everything(stream)
+    [noted] = await world.until_noted()
+    assert noted[1] == "name: its TLS hello is not the last message of its record"
+    assert not server.raw

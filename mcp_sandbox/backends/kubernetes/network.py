@@ -23,6 +23,7 @@ from mcp_sandbox.backends.kubernetes.objects import (
 from mcp_sandbox.backends.kubernetes.verify import find_weaker
 from mcp_sandbox.backends.kubernetes.watch import NEVER, Found, Namespace, Row
 from mcp_sandbox.errors import BackendUnavailable, ImageMissing, InsecureSandbox
+from mcp_sandbox.models import INTERNET, RESERVED
 
 POLICY = Kind("networking.k8s.io", "networkpolicies", "NetworkPolicy")
 CONFIG_MAP = Kind("", "configmaps", "ConfigMap")
@@ -48,12 +49,6 @@ while time.monotonic() < deadline:
     else:
         raise SystemExit({_REACHED})
 """
-# Networks that belong to a cluster or a machine, or to nobody.
-_INNER = (
-    *("0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16"),
-    *("172.16.0.0/12", "192.168.0.0/16", "198.18.0.0/15", "224.0.0.0/4", "240.0.0.0/4"),
-)
-_INNER_6 = ("::1/128", "64:ff9b::/96", "fc00::/7", "fe80::/10", "ff00::/8")
 
 
 def policies() -> list[Json]:
@@ -61,8 +56,13 @@ def policies() -> list[Json]:
     dns = {"namespaceSelector": {}, "podSelector": {"matchLabels": {"k8s-app": "kube-dns"}}}
     ports = [{"protocol": protocol, "port": 53} for protocol in ("UDP", "TCP")]
     outside = [
-        {"ipBlock": {"cidr": "0.0.0.0/0", "except": list(_INNER)}},
-        {"ipBlock": {"cidr": "::/0", "except": list(_INNER_6)}},
+        {
+            "ipBlock": {
+                "cidr": each,
+                "except": [one for one in RESERVED if (":" in one) == (":" in each)],
+            }
+        }
+        for each in INTERNET
     ]
     rules: dict[str, list[Json]] = {
         "none": [],

@@ -6,6 +6,7 @@ It serves plain HTTP and HTTP inside terminated TLS. It knows no rules and conne
 import os
 import re
 import ssl
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from urllib.parse import unquote_to_bytes
@@ -18,14 +19,16 @@ from anyio.streams.tls import TLSAttribute
 from mcp_sandbox.egress.process.mask import Header, Mask
 from mcp_sandbox.egress.targets import Refusal, RefusedError, Target, parse_target
 
+Events = list[h11.Event]
 BATCH = 256 * 1024
 """Bytes read at once: all TLS records received so far, passed on in one write."""
 HEAD_S = 10.0
 HUNG_UP = (anyio.BrokenResourceError, anyio.ClosedResourceError, anyio.EndOfStream, OSError)
-_MOST_HEAD = 32 * 1024
+_MOST_HEAD, _MOST_TARGET = 32 * 1024, 8 * 1024
 STATUS: dict[Refusal, int] = {
     "target": 400,
     "request": 400,
+    "length": 414,
     "name": 421,
     "secret": 502,
     "failed": 502,
@@ -34,8 +37,14 @@ STATUS: dict[Refusal, int] = {
 """HTTP status for each kind of refusal; 403 for the others."""
 
 _READING = frozenset({b"GET", b"HEAD", b"OPTIONS"})
-# No character that a server could decode, cut or resolve to another path.
-_FETCH = re.compile(rb"[\w./~+@-]*/git-upload-pack", re.ASCII)
+# No character or segment that a server could decode, cut or resolve to another path.
+_FETCH = re.compile(rb"(?:/(?!\.\.?/)[\w.~+@-]++)*/git-upload-pack", re.ASCII)
+# A server runs such a file, and gives it the rest of the path.
+_SCRIPT = re.compile(rb"\.(?:php\d?|phtml|phar|f?cgi|pl|as[hmp]x?|jspx?|cfm)/", re.IGNORECASE)
+_FETCH_TYPE = b"application/x-git-upload-pack-request"
+# The first line of a fetch, or the empty request by which git tries a large one.
+_PACKET = re.compile(rb"[\da-f]{4}(?:want |shallow |command=)|0000\Z", re.IGNORECASE)
+_BEGINNING = 4096
 _PATH = re.compile(rb"/[\x21\x22\x24-\x7e]*")
 # Headers of a single connection, and headers that make a server use another method.
 _LEFT_OUT = frozenset(
@@ -107,6 +116,8 @@ class Peer:
             raise RefusedError(f"no request came within {HEAD_S:g} s", "request") from exc
         if not isinstance(event, h11.Request):
             return None
+        if len(event.target) > _MOST_TARGET:
+            raise RefusedError(f"its target is over {_MOST_TARGET} bytes: shorten it", "length")
         if sum(len(name) + len(value) + 4 for name, value in event.headers) > _MOST_HEAD:
             raise RefusedError(f"its headers are over {_MOST_HEAD} bytes", "request")
         return event
@@ -159,22 +170,27 @@ def build_headers(
         raise RefusedError("upgrades to other protocols and a later CONNECT cannot pass", "request")
     if b"host" in names and parse_target(names[b"host"], default_port) != target:
         raise RefusedError("the request names another Host", "name")
-    if read and not _reads(request.method, path):
+    if read and not _reads(request, path):
         method = request.method[:20].decode("ascii")
         raise RefusedError(f"only reading is allowed there, not this {method}", "rule")
     host = target.host if target.port == default_port else str(target)
     return [(b"Host", host.encode()), *_passed(request)]
 
 
-def _reads(method: bytes, path_and_query: bytes) -> bool:
-    path, _, query = path_and_query.partition(b"?")
-    if b"service=git-receive-pack" in unquote_to_bytes(query):
-        return False
-    return method in _READING or (method == b"POST" and bool(_FETCH.fullmatch(path)))
+def _reads(request: h11.Request, path: bytes) -> bool:
+    if request.method != b"POST":
+        query = unquote_to_bytes(path.partition(b"?")[2])
+        return request.method in _READING and b"service=git-receive-pack" not in query
+    is_fetch = _FETCH.fullmatch(path) and not _SCRIPT.search(path)
+    return bool(is_fetch) and _values(request, b"content-type") == [_FETCH_TYPE]
+
+
+def _values(request: h11.Request, name: bytes) -> list[bytes]:
+    return [value for each, value in request.headers if each == name]
 
 
 async def exchange(
-    client: Peer, server: Peer, request: h11.Request, mask: Mask | None, ended: Callable[[], None]
+    client: Peer, server: Peer, begun: Events, mask: Mask | None, ended: Callable[[], None]
 ) -> None:
     """Send a request with the client's body, and the answer back with secrets masked.
 
@@ -182,7 +198,7 @@ async def exchange(
     not pass, or of the errors of the client's stream.
     """
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(_upload, client, server, request, ended)
+        tasks.start_soon(_upload, client, server, begun, ended)
         events = list[h11.Event]()
         while not events or not isinstance(events[-1], h11.EndOfMessage):
             came = await server.events()
@@ -191,13 +207,32 @@ async def exchange(
         tasks.cancel_scope.cancel()
 
 
-async def _upload(
-    client: Peer, server: Peer, request: h11.Request, ended: Callable[[], None]
-) -> None:
-    events: list[h11.Event] = [request]
+async def begin(client: Peer, request: h11.Request, *, read: bool) -> Events:
+    """Return a request, and the beginning of its body if a rule allows only to read.
+
+    Raises RefusedError: the body is no fetch of git's.
+    """
+    if not read or request.method != b"POST":
+        return [request]
+    if client.http.they_are_waiting_for_100_continue:
+        await client.send(h11.InformationalResponse(status_code=100, headers=[]))
+    events, data = Events([request]), b""
+    while len(data) < _BEGINNING and not isinstance(events[-1], h11.EndOfMessage):
+        events += await client.events()
+        data = b"".join(bytes(each.data) for each in events if isinstance(each, h11.Data))
+    coding = _values(request, b"content-encoding")
+    if coding == [b"gzip"]:
+        with suppress(zlib.error):
+            data, coding = zlib.decompressobj(wbits=31).decompress(data, _BEGINNING), []
+    if coding or not _PACKET.match(data):
+        raise RefusedError("only reading is allowed there, and this is no fetch of git's", "rule")
+    return events
+
+
+async def _upload(client: Peer, server: Peer, events: Events, ended: Callable[[], None]) -> None:
     with suppress(anyio.BrokenResourceError):
         # If a server takes no more, its answer says why.
-        await server.send(request)
+        await server.send(*events)
         while not isinstance(events[-1], h11.EndOfMessage):
             events = await client.events()
             await server.send(*events)
@@ -217,7 +252,8 @@ def _answered(event: h11.Event, mask: Mask | None) -> Iterator[h11.Event]:
             why = "its answer is compressed or a part, where no secret can be found"
             raise RefusedError(why, "secret")
         hidden = mask.text if mask else bytes
-        headers = [(hidden(name), hidden(value)) for name, value in _passed(event)]
+        name_hidden = mask.name if mask else bytes
+        headers = [(name_hidden(name), hidden(value)) for name, value in _passed(event)]
         reason = hidden(event.reason)
         yield h11.Response(status_code=event.status_code, headers=headers, reason=reason)
     elif isinstance(event, h11.Data):

@@ -8,6 +8,7 @@ import re
 from base64 import b64encode
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
+from urllib.parse import unquote_to_bytes
 
 FILLER = b"*"
 Header = tuple[bytes, bytes]
@@ -33,6 +34,12 @@ class Mask:
         self._json = [re.compile(_JSON % re.escape(kind)) for kind in kinds]
         self._kept = b""
         self._covered = 0  # Kept bytes that belong to a value that began before them.
+
+    def name(self, data: bytes) -> bytes:
+        """Return a header's name, or filler if a value is in it, in whatever case of letters."""
+        plain = unquote_to_bytes(data).lower()
+        is_free = all(form.lower() not in plain for form in self._forms)
+        return data if is_free else FILLER * len(data)
 
     def text(self, data: bytes, *, more: bool = False) -> bytes:
         """Return the bytes kept back and the data, each value replaced by filler of its length.

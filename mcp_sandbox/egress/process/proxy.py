@@ -28,6 +28,7 @@ from mcp_sandbox.egress.process.http_requests import (
     HUNG_UP,
     STATUS,
     Peer,
+    begin,
     build_headers,
     exchange,
     explain_failure,
@@ -47,7 +48,11 @@ from mcp_sandbox.models import ChatId
 LARGEST = 16 << 10
 """The longest message that is read, in bytes."""
 _RECORDS = 64  # Clients send one to three.
-_HANDSHAKE, _MAJOR_VERSION, _CLIENT_HELLO = b"\x16", b"\x03", 1
+_ALERT, _HANDSHAKE, _MAJOR_VERSION = b"\x15", b"\x16", b"\x03"
+_CLIENT_HELLO, _SERVER_HELLO = 1, 2
+# The random by which a ServerHello asks for a second ClientHello (RFC 8446 section 4.1.3).
+_RETRY = bytes.fromhex("cf21ad74e59a6111be1d8c021e65b891c2a211167abb8c5e079e09e2c8a8339c")
+_UNTIL_RANDOM = 43
 logger = logging.getLogger(__name__)
 
 _MOST = 1024
@@ -56,8 +61,8 @@ _MOST_LOOKING = 8
 _DIAL_S, _IDLE_S = 10.0, 15 * 60.0
 # How long a half-closed connection may be silent; and how long a client may take to hang up.
 _ENDING_S, _LAST_S = 15.0, 1.0
-_TLS = b"\x16"
 
+Look = Callable[[bytes], object]
 Note = Callable[[Target | None, EgressRule | RefusedError, int, int, float], None]
 """Called once for each allowed connection and each refusal: bytes out, bytes in, ms."""
 
@@ -69,9 +74,45 @@ def read_server_name(data: bytes) -> str | None:
 
     Raises RefusedError: it names no host or several, is no ClientHello, or is larger than 16 KiB.
     """
-    message = _message(data)
-    if message is None:
-        return None
+    hello = _hello(data)
+    return _name(hello[0]) if hello else None
+
+
+def find_record_end(data: bytes, host: str) -> int:
+    """Return where the first TLS record ends, or the ClientHello in it and the next; 0: not yet.
+
+    Raises RefusedError: it is a message of a handshake, and no ClientHello that names the host.
+    """
+    if data[:1] != _HANDSHAKE:
+        end = 5 + int.from_bytes(data[3:5])
+        return end if len(data) >= end else 0
+    if (hello := _hello(data)) is None:
+        return 0
+    if _name(hello[0]) != host:
+        raise _refused("names another host")
+    return hello[1]
+
+
+class ServerHello:
+    """The beginning of what a server sends: whether a ClientHello may still follow."""
+
+    _seen = b""
+
+    def add(self, data: bytes) -> None:
+        self._seen += data[: _UNTIL_RANDOM - len(self._seen)]
+
+    @property
+    def is_retry(self) -> bool:
+        return self._seen[11:] == _RETRY
+
+    @property
+    def is_final(self) -> bool:
+        """Whether it ends the handshake or goes on with it; until that is known, it does not."""
+        whole = len(self._seen) == _UNTIL_RANDOM and self._seen[5] == _SERVER_HELLO
+        return self._seen[:1] == _ALERT or (whole and not self.is_retry)
+
+
+def _name(message: bytes) -> str:
     names = [value for kind, value in _extensions(message) if kind == 0]
     if len(names) != 1:
         raise _refused("names no host (SNI)" if not names else "names several hosts (SNI)")
@@ -85,8 +126,11 @@ def read_server_name(data: bytes) -> str | None:
         raise _refused(f"names a host (SNI) that cannot be one: {exc}") from exc
 
 
-def _message(data: bytes) -> bytes | None:
-    """Return the body of the ClientHello, joined from its records; None while incomplete."""
+def _hello(data: bytes) -> tuple[bytes, int] | None:
+    """Return the body of the ClientHello, joined from its records, and where they end.
+
+    None: it is incomplete.
+    """
     joined, at = b"", 0
     for _ in range(_RECORDS):
         head = data[at : at + 5]
@@ -101,11 +145,14 @@ def _message(data: bytes) -> bytes | None:
         end = 4 + int.from_bytes(joined[1:4])
         if len(joined) >= 4 and end > LARGEST:
             raise _refused("is larger than 16 KiB")
-        if len(joined) >= max(4, end):
-            return joined[4:end]
         at += 5 + size
-        if len(data) < at:
+        if len(joined) > end >= 4:
+            # A server might take what follows for its second hello.
+            raise _refused("is not the last message of its record")
+        if len(data) < max(at, 5):
             return None
+        if len(joined) == end:
+            return joined[4:], at
     raise _refused("comes in too many records")
 
 
@@ -280,12 +327,28 @@ class ProxiedConnection:
 
     async def _tunnel(self, target: Target, server: ByteStream) -> None:
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._forward, server, self._wire)
-            await self._is_tls(target)
+            answer = ServerHello()
+            tasks.start_soon(self._forward, server, self._wire, answer.add)
+            if await self._is_tls(target):
+                await self._greet(target, server, answer)
             await self._forward(self._wire, server)
 
-    async def _forward(self, source: ByteStream, sink: ByteStream) -> None:
+    async def _greet(self, target: Target, server: ByteStream, answer: ServerHello) -> None:
+        """Pass on TLS records until the server takes a hello; each hello must name the target."""
+        data, is_second = b"", False
+        with suppress(anyio.EndOfStream):
+            while not (answer.is_final or is_second):
+                data += await self._wire.receive()
+                while not answer.is_final and (end := find_record_end(data, target.host)):
+                    is_second = answer.is_retry and data.startswith(_HANDSHAKE)
+                    await server.send(data[:end])
+                    data = data[end:]
+        if data:
+            await server.send(data)
+
+    async def _forward(self, source: ByteStream, sink: ByteStream, look: Look = bool) -> None:
         async for data in source:
+            look(data)
             await sink.send(data)
         self._end_soon()
         await sink.send_eof()
@@ -293,7 +356,7 @@ class ProxiedConnection:
     async def _is_tls(self, target: Target) -> bool:
         """Check the first bytes: TLS must name the host, and port 443 must speak TLS."""
         data = b"" if target.port == 443 else await self._wire.receive()
-        is_tls = target.port == 443 or data.startswith(_TLS)
+        is_tls = target.port == 443 or data.startswith(_HANDSHAKE)
         if is_tls:
             try:
                 with anyio.fail_after(HEAD_S):
@@ -345,8 +408,9 @@ class ProxiedConnection:
         elif self._upstream(rule):
             path = f"http://{target}".encode() + path
         rewritten = h11.Request(method=request.method, target=path, headers=headers)
+        begun = await begin(self._client, rewritten, read=rule.read)
         async with self._dial(target, rule, http=True) as server:
-            await exchange(self._client, server, rewritten, mask, self._end_soon)
+            await exchange(self._client, server, begun, mask, self._end_soon)
 
     def _upstream(self, rule: EgressRule) -> tuple[str, int] | None:
         url = urlsplit("" if rule.private else self._proxy.upstream)

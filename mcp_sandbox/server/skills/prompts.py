@@ -33,7 +33,7 @@ _MOST_SAID = 100_000
 _MOST_FILLED = 1_000_000
 _MOST = 100
 # Of an argument hint such as "[add|remove] FILE", the words that stand to choose from.
-_CHOICE = re.compile(r"[\w.:-]+(?:\s*\|\s*[\w.:-]+)+")
+_CHOICE = re.compile(r"(?<![\w.:-])[\w.:-]++(?:\s*+\|\s*+[\w.:-]++)+")
 
 
 class SkillPrompts:

@@ -58,8 +58,8 @@ _OFFLINE = (
 )
 _MODULE = re.compile(r"No module named '?(\w{1,100})\b(?!\.)", re.ASCII)
 _BROWSER = re.compile(
-    r"\b(chrom\w+|google-chrome\S*|firefox)\b.{0,20}: (?:command )?not found"
-    r"|Cannot find (?:module|package) '(playwright|puppeteer)\S*'"
+    r"\b(chrom\w{1,40}|google-chrome\S{0,40}|firefox)\b.{0,20}: (?:command )?not found"
+    r"|Cannot find (?:module|package) '(playwright|puppeteer)\S{0,200}'"
 )
 # What belongs to a prompt or a notebook, and how interpreters refuse it.
 _FOREIGN = re.compile(r"^(?:\$ |>>> |!\w+|%%?[a-z]{2,})", re.MULTILINE)

@@ -49,9 +49,11 @@ _INSTALLS = {
     ("git", "clone"), ("git", "fetch"), ("git", "pull"), ("git", "push"), ("docker", "pull"),
 }  # fmt: skip
 _REQUIREMENT = re.compile(r"\s*([A-Za-z0-9][\w.-]*)")
-_BLOCK = re.compile(r"^# /// script\r?\n((?:#(?: [^\n]*)?\r?\n)*?)# ///\r?$", re.MULTILINE)
+_BLOCK = re.compile(
+    r"^# /// script\r?\n((?:(?!# /// script\r?$)#(?: [^\n]*+\n|\r?\n))*?)# ///\r?$", re.MULTILINE
+)
 FENCED = re.compile(
-    r"^(?P<indent>[ \t]*)(?P<fence>`{3,}|~{3,})[ \t]*(?P<language>[\w+-]*)[^\n]*\n"
+    r"^(?P<indent>[ \t]*)(?P<fence>`{3,}+|~{3,}+)[ \t]*+(?P<language>[\w+-]*+)[^\n]*+\n"
     r"(?P<code>(?:(?!^[ \t]*(?P=fence))[^\n]*\n)*)"
     r"(?:^[ \t]*(?P=fence)[^\n]*)?",
     re.MULTILINE,
@@ -202,7 +204,7 @@ def _python(words: list[str], uses: Uses, weight: Weight) -> None:
 
 def _npx(words: list[str], uses: Uses, weight: Weight) -> None:
     package = next((word for word in words if not word.startswith("-")), "")
-    name = re.sub(r"(?<=.)@[^/]*$", "", package)
+    name = re.sub(r"(?<=.)@[^/]{0,200}$", "", package)
     if name and DYNAMIC not in name:
         uses.package(name)
         uses.need("npx", name, weight)
