@@ -29,14 +29,15 @@ from mcp_sandbox.egress.authority import load_trusted
 from mcp_sandbox.egress.http_requests import HUNG_UP, Peer
 from mcp_sandbox.egress.secrets import Mask
 from mcp_sandbox.egress.targets import RefusedError
-from mcp_sandbox.errors import OperatorError
+from mcp_sandbox.errors import OperatorError, TooLarge
 from mcp_sandbox.models import ChatId
+from mcp_sandbox.reading.json_size import check_json_size
 from mcp_sandbox.runtime.channel import own_tasks
 from mcp_sandbox.telemetry.logs import event
 
 MOST_BODY = 32 << 20
-# While a body is read all other chats wait; texts in it take no time, unlike numbers and lists.
-_MOST_QUOTES, _MOST_BESIDE = 200_000, 1 << 20
+# Schemas of tools have many values, and no validator collects what is wrong with each.
+_MOST_VALUES = 100_000
 # Tools that the program inside runs itself, and content that is in the request itself.
 _OWN_TOOLS = (None, "custom", "function", "local_shell", "namespace")
 _OWN_SOURCES = ("base64", "text", "content")
@@ -86,11 +87,11 @@ def check_request(raw: bytes | bytearray, connector: Connector, chat: ChatId) ->
 
     Raises Refusal: it is no JSON object, asks for another model, or for what needs a network.
     """
-    plain = raw.replace(rb"\\", b"").replace(rb"\"", b"")
-    if plain.count(b'"') > _MOST_QUOTES or sum(map(len, plain.split(b'"')[::2])) > _MOST_BESIDE:
-        raise Refusal(413, "the body has too many parts, or too much beside its texts")
     try:
+        check_json_size(raw, _MOST_VALUES)
         body = from_json(raw, allow_inf_nan=False)
+    except TooLarge as exc:
+        raise Refusal(413, str(exc)) from exc
     except ValueError as exc:
         raise Refusal(400, f"the body is no JSON: {exc}") from exc
     if not isinstance(body, dict):

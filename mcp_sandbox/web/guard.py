@@ -23,8 +23,9 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mcp_sandbox.config import HttpConfig
-from mcp_sandbox.errors import ConfigError, InvalidArgument, OperatorError
+from mcp_sandbox.errors import ConfigError, InvalidArgument, OperatorError, TooLarge
 from mcp_sandbox.models import ChatId, TokenGrant
+from mcp_sandbox.reading.json_size import check_json_size
 from mcp_sandbox.server.identity import ANONYMOUS, CALLER, CHAT_HEADER, Caller
 from mcp_sandbox.server.transports import find_request_id
 from mcp_sandbox.telemetry.metrics import CONTENT_TYPE
@@ -44,6 +45,8 @@ logger = logging.getLogger(__name__)
 PATH, CONTROL = "/mcp", "/api/"
 # Bodies of files are taken piece by piece, by the route that serves them.
 _FILES = "/files"
+# The route that takes a form, and never reads its body as JSON.
+_FORM = "/upload"
 _USER_HEADER = "mcp-sandbox-user"
 _SESSION_HEADER = "mcp-session-id"
 _SESSION_ID = re.compile(r"[0-9a-f]{32}")
@@ -243,6 +246,8 @@ class HttpGuard:
             limit = f"{settings.request_time:g} s"
             text = f"the request did not come within {limit}: send it again, faster"
             raise RequestRefused(HTTPStatus.REQUEST_TIMEOUT, text) from exc
+        if not request.scope["path"].endswith(_FORM):
+            _check_values(body)
         return bytes(body)
 
 
@@ -250,6 +255,13 @@ def _check_size(size: int, max_bytes: int) -> None:
     if size > max_bytes:
         text = f"a message may have {max_bytes:,} bytes: send less at a time (http.max_body)"
         raise RequestRefused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, text)
+
+
+def _check_values(body: bytearray) -> None:
+    try:
+        check_json_size(body)
+    except TooLarge as exc:
+        raise RequestRefused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, str(exc)) from exc
 
 
 def _check_scope(grant: TokenGrant, *, controls: bool) -> None:
