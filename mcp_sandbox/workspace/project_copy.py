@@ -9,19 +9,22 @@ says what was copied; one on stderr says why the copy failed.
 
 import json
 import os
+import re
 import shutil
 import stat
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
-from pathspec import GitIgnoreSpec
+from pathspec import GitIgnoreSpec, Pattern, RegexPattern
 
 from mcp_sandbox.durable import closing_fd, publish_folder
 
 _RULES = ".gitignore"
 _LARGEST_RULES = 1 << 20
 _DEEPEST = 100
+# What the library writes for `/**/` between folders, and for `*` in a name.
+_FOLDERS, _IN_NAME = "(?:/.+)?/", "[^/]*"
 _PARTIAL = ".partial"
 _PIECE = 1 << 20
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -138,7 +141,32 @@ def _read_rules(folder: int) -> GitIgnoreSpec | None:
         text = stream.read(_LARGEST_RULES + 1)
     if len(text) > _LARGEST_RULES:
         raise CannotCopy("one of its .gitignore files is larger than 1 MiB")
-    return GitIgnoreSpec.from_lines(os.fsdecode(text).splitlines())
+    rules = GitIgnoreSpec.from_lines(os.fsdecode(text).splitlines())
+    return GitIgnoreSpec([_tried_once(each) for each in rules.patterns])
+
+
+def _tried_once(rule: Pattern) -> Pattern:
+    """Return the same rule in an expression that takes linear time: its first parts match once.
+
+    Where more follows behind another wildcard, the first place that fits is as good as any.
+    """
+    if not isinstance(rule, RegexPattern) or rule.regex is None:
+        return rule
+    first, *parts = rule.regex.pattern.split(_FOLDERS)
+    *middle, last = map(_names_tried_once, parts or [""])
+    text = _names_tried_once(first) + "".join(f"(?>(?:/.+?)??/{each}(?=/))" for each in middle)
+    text += _FOLDERS + last if parts else ""
+    return type(rule)(re.compile(text), rule.include)
+
+
+def _names_tried_once(text: str) -> str:
+    first, *parts = text.split(_IN_NAME)
+    *middle, last = parts or [""]
+    once = (
+        _IN_NAME + each if "/" in each.replace("[^/]", "") else f"(?>[^/]*?{each})"
+        for each in middle
+    )
+    return first + "".join(once) + (_IN_NAME + last if parts else "")
 
 
 def _stays_inside(path: PurePosixPath, text: str) -> bool:
