@@ -36,7 +36,7 @@ Profile = Literal["isolated", "strict", "off"]
 _BROWSER = re.compile(r"selenium|playwright|puppeteer|browser|screenshot", re.IGNORECASE)
 _KEPT = "sandbox_reset empties the workspace instead, and keeps a copy for a day"
 _INSTEAD = "find a way without it, or have the user do it"
-_READERS = {"shell": read_commands, "python": read_python, "javascript": read_javascript}
+_READERS = {"python": read_python, "javascript": read_javascript}
 _READ = 65_536
 _DEEPEST = 8
 _MOST_OF_A_RULE = 20
@@ -131,7 +131,9 @@ def assess(
 def _grade(given: tuple[str, ...], rules: Rules) -> Assessment:
     content, language, *_ = given
     matches = set(_matches(given, rules))
-    worst = sorted(matches, key=lambda m: (-LEVELS[m.level], not m.tags, m.rule, m.target))
+    worst = sorted(
+        matches, key=lambda m: (-LEVELS[m.level], not m.tags, m.rule, m.target, m.folder)
+    )
     rules_apart = groupby(worst, key=lambda match: match.rule)
     level: Level = worst[0].level if worst else "low" if language == "browser" else "safe"
     return Assessment(
@@ -203,14 +205,20 @@ def _matches(given: tuple[str, ...], rules: Rules) -> Iterator[RuleMatch]:
         facts, depth = inside.pop()
         for fact in facts:
             if isinstance(fact, Fact):
-                key = (fact.language, *fact.values.items())
+                key = (fact.language, fact.folder, *fact.values.items())
                 yield from () if key in tried else _applied(fact, rules)
                 tried.add(key)
             elif depth == _DEEPEST or left < len(fact.text) or not fact.language:
                 yield _NESTED
             else:
                 left -= len(fact.text)
-                inside.append((_READERS[fact.language](fact.text), depth + 1))
+                inside.append((_read(fact), depth + 1))
+
+
+def _read(code: Code) -> Iterator[Fact | Code]:
+    if code.language == "shell":
+        return read_commands(code.text, code.folder)
+    return _READERS[code.language](code.text)
 
 
 def _applied(fact: Fact, rules: Rules) -> list[RuleMatch]:

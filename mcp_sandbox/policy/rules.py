@@ -9,11 +9,14 @@ from typing import Literal
 import yaml
 
 from mcp_sandbox.errors import ConfigError
+from mcp_sandbox.reading.commands import DYNAMIC
+from mcp_sandbox.reading.visible import escape_unseen
 
 Level = Literal["safe", "low", "medium", "high", "critical"]
 Suggested = Literal["any", "isolated", "browser", "refuse"]
 LEVELS: Mapping[Level, int] = {"safe": 0, "low": 1, "medium": 2, "high": 3, "critical": 4}
 
+UNKNOWN = "…"
 # libyaml is ten times as fast, where PyYAML has it.
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _SHIPPED = Path(__file__).with_name("default.yaml")
@@ -28,30 +31,36 @@ _KEYS = {*_KINDS, "id", "language", "level", "tags", "reason", "match", "not_mat
 
 @dataclass(frozen=True)
 class Code:
-    """Code that is to be read: the text itself, or what stands inside of it."""
+    """Code that is to be read, and the folder in which it begins to run, if that is known."""
 
     language: str
     text: str
+    folder: str = ""
 
 
 @dataclass(frozen=True)
 class Fact:
-    """Something that code does: for each kind of condition the texts that it is tried on."""
+    """Something that code does in a folder: the texts that each kind of condition is tried on."""
 
     language: str
     target: str
     values: Mapping[str, tuple[str, ...]]
+    folder: str = ""
 
 
 @dataclass(frozen=True)
 class RuleMatch:
-    """A rule that applies: what it destroys or where it sends something is its `target`."""
+    """A rule that applies: what it destroys or where it sends something is its `target`.
+
+    In both texts UNKNOWN stands for what is known only when the code runs.
+    """
 
     rule: str
     level: Level
     reason: str
     tags: frozenset[str] = frozenset()
     target: str = ""
+    folder: str = ""
 
     def __str__(self) -> str:
         return f"{self.reason}: {self.target}" if self.target else self.reason
@@ -99,10 +108,12 @@ class PolicyRule:
                 target = text
             elif kind == "subcommand":
                 target = target.removeprefix(text).strip()
-        printed = target[:200]
-        if not printed.isprintable():
-            printed = "".join(c if c.isprintable() else "…" for c in printed)
-        return RuleMatch(self.id, self.level, self.reason, self.tags, printed)
+        target, folder = (_printed(text) for text in (target[:200], fact.folder))
+        return RuleMatch(self.id, self.level, self.reason, self.tags, target, folder)
+
+
+def _printed(text: str) -> str:
+    return escape_unseen(text.replace(DYNAMIC, UNKNOWN), kept="")
 
 
 class Rules:
