@@ -131,9 +131,7 @@ def assess(
 def _grade(given: tuple[str, ...], rules: Rules) -> Assessment:
     content, language, *_ = given
     matches = set(_matches(given, rules))
-    worst = sorted(
-        matches, key=lambda m: (-LEVELS[m.level], not m.tags, m.rule, m.target, m.folder)
-    )
+    worst = sorted(matches, key=lambda m: (-LEVELS[m.level], not m.tags, m.rule, m.target))
     rules_apart = groupby(worst, key=lambda match: match.rule)
     level: Level = worst[0].level if worst else "low" if language == "browser" else "safe"
     return Assessment(
@@ -212,13 +210,8 @@ def _matches(given: tuple[str, ...], rules: Rules) -> Iterator[RuleMatch]:
                 yield _NESTED
             else:
                 left -= len(fact.text)
-                inside.append((_read(fact), depth + 1))
-
-
-def _read(code: Code) -> Iterator[Fact | Code]:
-    if code.language == "shell":
-        return read_commands(code.text, code.folder)
-    return _READERS[code.language](code.text)
+                shell = functools.partial(read_commands, cwd=fact.folder)
+                inside.append((_READERS.get(fact.language, shell)(fact.text), depth + 1))
 
 
 def _applied(fact: Fact, rules: Rules) -> list[RuleMatch]:

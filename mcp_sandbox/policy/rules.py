@@ -10,13 +10,17 @@ import yaml
 
 from mcp_sandbox.errors import ConfigError
 from mcp_sandbox.reading.commands import DYNAMIC
-from mcp_sandbox.reading.visible import escape_unseen
 
 Level = Literal["safe", "low", "medium", "high", "critical"]
 Suggested = Literal["any", "isolated", "browser", "refuse"]
 LEVELS: Mapping[Level, int] = {"safe": 0, "low": 1, "medium": 2, "high": 3, "critical": 4}
 
 UNKNOWN = "…"
+"""Stands in a match for what is known only when the code runs."""
+# Letters and marks without a shape; what else shows nothing is not printable.
+_SHAPELESS = re.compile(
+    r"[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0000-\U000e0fff]"
+)
 # libyaml is ten times as fast, where PyYAML has it.
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _SHIPPED = Path(__file__).with_name("default.yaml")
@@ -50,10 +54,7 @@ class Fact:
 
 @dataclass(frozen=True)
 class RuleMatch:
-    """A rule that applies: what it destroys or where it sends something is its `target`.
-
-    In both texts UNKNOWN stands for what is known only when the code runs.
-    """
+    """A rule that applies: what it destroys or where it sends something is its `target`."""
 
     rule: str
     level: Level
@@ -108,12 +109,19 @@ class PolicyRule:
                 target = text
             elif kind == "subcommand":
                 target = target.removeprefix(text).strip()
-        target, folder = (_printed(text) for text in (target[:200], fact.folder))
-        return RuleMatch(self.id, self.level, self.reason, self.tags, target, folder)
+        plain = (text.replace(DYNAMIC, UNKNOWN) for text in (target[:200], fact.folder))
+        shown = (escape_unseen(text, kept="") for text in plain)
+        return RuleMatch(self.id, self.level, self.reason, self.tags, *shown)
 
 
-def _printed(text: str) -> str:
-    return escape_unseen(text.replace(DYNAMIC, UNKNOWN), kept="")
+def escape_unseen(text: str, kept: str = "\n\t") -> str:
+    """Return text for a person: all that is invisible, moves, or turns its direction is escaped."""
+    return "".join(
+        char
+        if char in kept or (char.isprintable() and not _SHAPELESS.match(char))
+        else char.encode("unicode_escape").decode()
+        for char in text
+    )
 
 
 class Rules:

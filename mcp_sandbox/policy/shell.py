@@ -12,7 +12,7 @@ from mcp_sandbox.reading.commands import DYNAMIC, drop_assignments, names, unwra
 from mcp_sandbox.reading.shell import Script, read_script
 
 # Variables with assumed values: the home is `~`, and words are split at blanks.
-_VALUES = {"HOME": "~", "IFS": " "}
+_VALUES = {"HOME": "~", "IFS": " ", "PWD": "."}
 # Programs that run an argument as code: its language, and the options before it.
 _SHELL = ("shell", re.compile(r"-[a-z]*c|--command"))
 _PYTHON = ("python", re.compile(r"-[A-Za-z]*c"))

@@ -8,7 +8,6 @@ it cannot tell.
     shell       the commands of a shell
     code        statements of Python, tokens of JavaScript
     commands    the program that a command runs
-    visible     text without what a person would not see
     json_size   how much JSON there is to parse
 
 Whether code is harmful is not judged here.

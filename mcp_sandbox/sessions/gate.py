@@ -32,8 +32,7 @@ from mcp_sandbox.errors import (
 )
 from mcp_sandbox.models import ChatId, Network
 from mcp_sandbox.policy import Decision, Profile, RuleMatch, Rules, assess_aside, decide
-from mcp_sandbox.policy.rules import UNKNOWN
-from mcp_sandbox.reading.visible import escape_unseen
+from mcp_sandbox.policy.rules import UNKNOWN, escape_unseen
 from mcp_sandbox.runtime.runtime import Runtime
 from mcp_sandbox.sessions.approvals import Approval, Approvals
 from mcp_sandbox.sessions.sandbox.chat_sandbox import ChatSandbox
@@ -231,8 +230,8 @@ class PolicyCheck:
             decided = await self._decided(code, language, given, record)
             if not decided.asks:
                 return
-            folder = _folder(given)
-            asked = [f"{e.rule} {e.target} in {e.folder or folder}" for e in decided.asks]
+            began, join = _folder(given) or UNKNOWN, posixpath.join
+            asked = [f"{e.rule} {e.target} in {join(began, e.folder)}" for e in decided.asks]
             effect, part = _effect(decided), _part(code, decided.asks[0])
         record.decision = "ask"
         await self.approvals.check(action.chat, self._question(action, asked, effect, part))
@@ -270,7 +269,6 @@ class PolicyCheck:
         return Approval(action.what, about, digest, effect, part, text)
 
     def _shown(self, text: str) -> str:
-        # A secret is masked as it is; what is invisible in the rest is shown after that.
         text = text.encode("utf-8", "backslashreplace").decode()
         return escape_unseen(self.mask(IN_ADDRESS.sub("***", text)))
 

@@ -51,8 +51,6 @@ _SMALL = 64 << 10
 _ABANDONED = timedelta(hours=6)
 # Longer than any link is good.
 _SHARED = timedelta(days=2)
-
-
 # What others have written into a manifest, and what floats and time zones can take.
 Number = Annotated[int, Field(ge=0, lt=1 << 53)]
 _FIRST, _LAST = datetime(2000, 1, 1, tzinfo=UTC), datetime(9000, 1, 1, tzinfo=UTC)

@@ -45,8 +45,6 @@ logger = logging.getLogger(__name__)
 PATH, CONTROL = "/mcp", "/api/"
 # Bodies of files are taken piece by piece, by the route that serves them.
 _FILES = "/files"
-# The route that takes a form, and never reads its body as JSON.
-_FORM = "/upload"
 _USER_HEADER = "mcp-sandbox-user"
 _SESSION_HEADER = "mcp-session-id"
 _SESSION_ID = re.compile(r"[0-9a-f]{32}")
@@ -246,8 +244,11 @@ class HttpGuard:
             limit = f"{settings.request_time:g} s"
             text = f"the request did not come within {limit}: send it again, faster"
             raise RequestRefused(HTTPStatus.REQUEST_TIMEOUT, text) from exc
-        if not request.scope["path"].endswith(_FORM):
-            _check_values(body)
+        if not request.scope["path"].endswith("/upload"):  # It takes a form, and no JSON.
+            try:
+                check_json_size(body)
+            except TooLarge as exc:
+                raise RequestRefused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, str(exc)) from exc
         return bytes(body)
 
 
@@ -255,13 +256,6 @@ def _check_size(size: int, max_bytes: int) -> None:
     if size > max_bytes:
         text = f"a message may have {max_bytes:,} bytes: send less at a time (http.max_body)"
         raise RequestRefused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, text)
-
-
-def _check_values(body: bytearray) -> None:
-    try:
-        check_json_size(body)
-    except TooLarge as exc:
-        raise RequestRefused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, str(exc)) from exc
 
 
 def _check_scope(grant: TokenGrant, *, controls: bool) -> None:

@@ -15,16 +15,16 @@ import stat
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
+from typing import TypeVar
 
-from pathspec import GitIgnoreSpec, Pattern, RegexPattern
+from pathspec import GitIgnoreSpec, RegexPattern
 
 from mcp_sandbox.durable import closing_fd, publish_folder
 
 _RULES = ".gitignore"
 _LARGEST_RULES = 1 << 20
 _DEEPEST = 100
-# What the library writes for `/**/` between folders, and for `*` in a name.
-_FOLDERS, _IN_NAME = "(?:/.+)?/", "[^/]*"
+_Rule = TypeVar("_Rule", bound=RegexPattern)
 _PARTIAL = ".partial"
 _PIECE = 1 << 20
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -145,28 +145,22 @@ def _read_rules(folder: int) -> GitIgnoreSpec | None:
     return GitIgnoreSpec([_tried_once(each) for each in rules.patterns])
 
 
-def _tried_once(rule: Pattern) -> Pattern:
-    """Return the same rule in an expression that takes linear time: its first parts match once.
-
-    Where more follows behind another wildcard, the first place that fits is as good as any.
-    """
-    if not isinstance(rule, RegexPattern) or rule.regex is None:
+def _tried_once(rule: _Rule) -> _Rule:
+    """Return the same rule in an expression that takes linear time."""
+    if rule.regex is None:
         return rule
-    first, *parts = rule.regex.pattern.split(_FOLDERS)
-    *middle, last = map(_names_tried_once, parts or [""])
-    text = _names_tried_once(first) + "".join(f"(?>(?:/.+?)??/{each}(?=/))" for each in middle)
-    text += _FOLDERS + last if parts else ""
+    text = _once(rule.regex.pattern, "[^/]*", "(?>[^/]*?", ")")
+    text = _once(text, "(?:/.+)?/", "(?>(?:/.+?)??/", "(?=/))")
     return type(rule)(re.compile(text), rule.include)
 
 
-def _names_tried_once(text: str) -> str:
-    first, *parts = text.split(_IN_NAME)
-    *middle, last = parts or [""]
-    once = (
-        _IN_NAME + each if "/" in each.replace("[^/]", "") else f"(?>[^/]*?{each})"
-        for each in middle
-    )
-    return first + "".join(once) + (_IN_NAME + last if parts else "")
+def _once(text: str, wildcard: str, opened: str, closed: str) -> str:
+    """Let each wildcard before another of its name, or path, match once, as little as it can."""
+    first, *parts = text.split(wildcard)
+    for at, part in enumerate(parts):
+        more = at < len(parts) - 1 and ("/" in closed or "/" not in part.replace("[^/]", ""))
+        first += opened + part + closed if more else wildcard + part
+    return first
 
 
 def _stays_inside(path: PurePosixPath, text: str) -> bool:

@@ -283,6 +283,12 @@ async def test_what_destroys_the_chats_files_is_refused_and_opens_no_sandbox(
             ("run_code", {"language": "bash", "code": "rm -rf *"}),
             ("exec", {"command": "rm -rf ./*"}),
             ("exec", {"command": "rm -rf *", "cwd": "build/.."}),
+            ("exec", {"command": 'rm -rf "$PWD"'}),
+            ("exec", {"command": "rm -rf ${HOME}/"}),
+            ("exec", {"command": "cd /tmp; rm -rf $OLDPWD /work*"}),
+            ("exec", {"command": "rm -rf /{workspace,home}"}),
+            ("exec", {"command": "rm -r /h?me /home/s*"}),
+            ("exec", {"command": "cd /; bash -c 'rm -rf work*'"}),
         ):
             refused = await client.call_tool(tool, given)
             assert refused.is_error
@@ -345,6 +351,41 @@ async def test_without_walls_a_person_is_asked_about_all_that_is_risky(
         async with computers.client("strict", ONCE) as (client, user):
             result = await run(client, command)
             assert (result.is_error, len(user.asked)) == (refused, asked)
+
+
+async def test_other_ways_to_lose_files_are_asked_about_like_the_plain_ones(tmp_path: Path) -> None:
+    config = configured("unsafe-local", tmp_path / "data")
+    config = config.model_copy(update={"policy": PolicyConfig(profile="strict")})
+    commands = (
+        "fd -X rm",
+        "fdfind -e pyc -x rm -f",
+        "git -C sub clean -fdx",
+        "git -c clean.requireForce=false clean -d",
+        "git reset --hard",
+        "tar --remove-files -cf a.tar a",
+        "rsync -a --delete a/ b/",
+        "zip -m a.zip a",
+        "chown -R 0 .",
+        "chgrp -R staff .",
+        'rm -rf "$PWD/build"',
+    )
+    async with open_manager(config) as manager:
+        computers = Computers(manager, Metrics(), config)
+        async with computers.client("strict", *[NO] * len(commands)) as (client, user):
+            for number, command in enumerate(commands):
+                assert (await run(client, command)).is_error
+                assert len(user.asked) == number + 1, command
+
+
+async def test_a_yes_in_a_shell_whose_folder_nobody_knows_is_for_this_very_call(
+    computers: Computers,
+) -> None:
+    async with computers.client("shell", FOR_CHAT, NOBODY, NOBODY) as (client, user):
+        given = {"command": "git push origin main 2> /dev/null; printf ran", "shell": "s"}
+        assert text_of(await client.call_tool("exec", given)).startswith("ran")
+        for other in ("git push origin main", "cd a; git push origin main"):
+            assert (await client.call_tool("exec", {**given, "command": other})).is_error
+        assert len(user.asked) == 3
 
 
 async def test_a_yes_for_a_folder_is_for_no_other(computers: Computers) -> None:
