@@ -95,6 +95,11 @@ class Program:
                 return None
         return self._code
 
+    def cpu_s(self) -> float:
+        """How long it has worked by now."""
+        text = Path("/proc", str(self.pid), "stat").read_text()
+        return sum(map(int, text.rpartition(")")[2].split()[11:13])) / os.sysconf("SC_CLK_TCK")
+
     def send_signal(self, number: int) -> None:
         if self.returncode is None:
             os.kill(self.pid, number)

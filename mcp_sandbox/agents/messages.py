@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
+from pydantic import AfterValidator, BeforeValidator, FailFast, Field, ValidationError
 
 from mcp_sandbox.config import Section
 from mcp_sandbox.errors import InvalidArgument, TooLarge
@@ -61,7 +61,7 @@ _Part = Annotated[_Text | _Image, Field(discriminator="type")]
 
 class _Message(PromptInput):
     role: Literal["system", "user", "assistant"]
-    content: Annotated[tuple[_Part, ...], BeforeValidator(_parts), Field(min_length=1)]
+    content: Annotated[tuple[_Part, ...], FailFast(), BeforeValidator(_parts), Field(min_length=1)]
 
     def blocks(self) -> list[dict[str, Any]]:
         text = "\n".join(part.text for part in self.content if isinstance(part, _Text))
@@ -70,7 +70,7 @@ class _Message(PromptInput):
 
 
 class _Messages(PromptInput):
-    messages: tuple[_Message, ...]
+    messages: Annotated[tuple[_Message, ...], FailFast()]
 
 
 @dataclass(frozen=True)

@@ -66,7 +66,7 @@ async def open_control(
 async def _find_chat(control: Control, scope: Scope, body: bytes) -> ChatId | None:
     """Return the chat that a request is about; what is not valid is about none."""
     user, path = scope[CALLER].user, scope["path"]
-    with suppress(ValueError, TypeError, KeyError, AttributeError):
+    with suppress(ValueError, TypeError, KeyError, AttributeError, RecursionError):
         if path.endswith(("/prepare", "/prepare-invoke")):
             return control.remember(ChatId(user, json.loads(body)["chatSessionId"]))
         if path.startswith("/api/agent/"):

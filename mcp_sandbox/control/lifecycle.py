@@ -23,7 +23,7 @@ from anyio.abc import TaskGroup
 from anyio.streams.memory import MemoryObjectSendStream
 from fastapi import APIRouter, Depends, FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, FailFast, Field
 from starlette.exceptions import HTTPException
 from starlette.types import Scope
 
@@ -118,7 +118,7 @@ class Invoke(RequestModel):
 
     model_config = ConfigDict(alias_generator=None)
 
-    messages: list[dict[str, Any]]
+    messages: Annotated[list[dict[str, Any]], FailFast()]
     assistant: str = Field("", max_length=64)
     sandbox_mode: Literal["cloud", "local", "none"] = "cloud"
     sandbox_session_id: str = ""

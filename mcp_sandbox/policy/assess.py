@@ -36,7 +36,7 @@ Profile = Literal["isolated", "strict", "off"]
 _BROWSER = re.compile(r"selenium|playwright|puppeteer|browser|screenshot", re.IGNORECASE)
 _KEPT = "sandbox_reset empties the workspace instead, and keeps a copy for a day"
 _INSTEAD = "find a way without it, or have the user do it"
-_READERS = {"shell": read_commands, "python": read_python, "javascript": read_javascript}
+_READERS = {"python": read_python, "javascript": read_javascript}
 _READ = 65_536
 _DEEPEST = 8
 _MOST_OF_A_RULE = 20
@@ -203,14 +203,15 @@ def _matches(given: tuple[str, ...], rules: Rules) -> Iterator[RuleMatch]:
         facts, depth = inside.pop()
         for fact in facts:
             if isinstance(fact, Fact):
-                key = (fact.language, *fact.values.items())
+                key = (fact.language, fact.folder, *fact.values.items())
                 yield from () if key in tried else _applied(fact, rules)
                 tried.add(key)
             elif depth == _DEEPEST or left < len(fact.text) or not fact.language:
                 yield _NESTED
             else:
                 left -= len(fact.text)
-                inside.append((_READERS[fact.language](fact.text), depth + 1))
+                shell = functools.partial(read_commands, cwd=fact.folder)
+                inside.append((_READERS.get(fact.language, shell)(fact.text), depth + 1))
 
 
 def _applied(fact: Fact, rules: Rules) -> list[RuleMatch]:

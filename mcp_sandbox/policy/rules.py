@@ -9,11 +9,18 @@ from typing import Literal
 import yaml
 
 from mcp_sandbox.errors import ConfigError
+from mcp_sandbox.reading.commands import DYNAMIC
 
 Level = Literal["safe", "low", "medium", "high", "critical"]
 Suggested = Literal["any", "isolated", "browser", "refuse"]
 LEVELS: Mapping[Level, int] = {"safe": 0, "low": 1, "medium": 2, "high": 3, "critical": 4}
 
+UNKNOWN = "…"
+"""Stands in a match for what is known only when the code runs."""
+# Letters and marks without a shape; what else shows nothing is not printable.
+_SHAPELESS = re.compile(
+    r"[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0000-\U000e0fff]"
+)
 # libyaml is ten times as fast, where PyYAML has it.
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _SHIPPED = Path(__file__).with_name("default.yaml")
@@ -28,19 +35,21 @@ _KEYS = {*_KINDS, "id", "language", "level", "tags", "reason", "match", "not_mat
 
 @dataclass(frozen=True)
 class Code:
-    """Code that is to be read: the text itself, or what stands inside of it."""
+    """Code that is to be read, and the folder in which it begins to run, if that is known."""
 
     language: str
     text: str
+    folder: str = ""
 
 
 @dataclass(frozen=True)
 class Fact:
-    """Something that code does: for each kind of condition the texts that it is tried on."""
+    """Something that code does in a folder: the texts that each kind of condition is tried on."""
 
     language: str
     target: str
     values: Mapping[str, tuple[str, ...]]
+    folder: str = ""
 
 
 @dataclass(frozen=True)
@@ -52,6 +61,7 @@ class RuleMatch:
     reason: str
     tags: frozenset[str] = frozenset()
     target: str = ""
+    folder: str = ""
 
     def __str__(self) -> str:
         return f"{self.reason}: {self.target}" if self.target else self.reason
@@ -99,10 +109,19 @@ class PolicyRule:
                 target = text
             elif kind == "subcommand":
                 target = target.removeprefix(text).strip()
-        printed = target[:200]
-        if not printed.isprintable():
-            printed = "".join(c if c.isprintable() else "…" for c in printed)
-        return RuleMatch(self.id, self.level, self.reason, self.tags, printed)
+        plain = (text.replace(DYNAMIC, UNKNOWN) for text in (target[:200], fact.folder))
+        shown = (escape_unseen(text, kept="") for text in plain)
+        return RuleMatch(self.id, self.level, self.reason, self.tags, *shown)
+
+
+def escape_unseen(text: str, kept: str = "\n\t") -> str:
+    """Return text for a person: all that is invisible, moves, or turns its direction is escaped."""
+    return "".join(
+        char
+        if char in kept or (char.isprintable() and not _SHAPELESS.match(char))
+        else char.encode("unicode_escape").decode()
+        for char in text
+    )
 
 
 class Rules:

@@ -4,6 +4,7 @@ import posixpath
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain, dropwhile, pairwise
 
 from mcp_sandbox.policy.rules import Code, Fact
@@ -11,7 +12,7 @@ from mcp_sandbox.reading.commands import DYNAMIC, drop_assignments, names, unwra
 from mcp_sandbox.reading.shell import Script, read_script
 
 # Variables with assumed values: the home is `~`, and words are split at blanks.
-_VALUES = {"HOME": "~", "IFS": " "}
+_VALUES = {"HOME": "~", "IFS": " ", "PWD": "."}
 # Programs that run an argument as code: its language, and the options before it.
 _SHELL = ("shell", re.compile(r"-[a-z]*c|--command"))
 _PYTHON = ("python", re.compile(r"-[A-Za-z]*c"))
@@ -65,7 +66,8 @@ class _ActionReader:
             self._text = command.heredoc or (self._texts[source] if piped else "")
             self._makers.append(self._piped)
             self._texts.append("")
-            yield from self._command(list(command.words))
+            for each in self._command(list(command.words)):
+                yield replace(each, folder=self._cwds[-1])
             # A function that begins by calling itself, into a pipe or the background.
             after = self._script.commands[at + 1 : at + 2]
             calls_itself = self._script.functions.get(command.words[0]) == at

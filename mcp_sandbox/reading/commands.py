@@ -28,7 +28,8 @@ _TAKES_WORD = {
     "ionice": {"-c", "-n", "-p"}, "exec": {"-a"}, "time": {"-f", "-o"}, "strace": {"-o", "-e"},
     "flock": {"-w", "-E"}, "parallel": {"-j"}, "doas": {"-u", "-C"},
 }  # fmt: skip
-_EXECUTES = names("-exec -execdir -ok -okdir")
+_FD = names("-x -X --exec --exec-batch")
+_EXECUTES = {"find": names("-exec -execdir -ok -okdir"), "fd": _FD, "fdfind": _FD}
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*\+?=.*", re.DOTALL)
 
 
@@ -38,9 +39,9 @@ def drop_assignments(words: list[str]) -> list[str]:
 
 
 def unwrap_command(program: str, words: list[str]) -> list[str]:
-    """Return the command that a wrapper or `find` runs; `words` stand after its name."""
-    if program == "find":
-        return list(dropwhile(lambda word: word not in _EXECUTES, words))[1:]
+    """Return the command that a wrapper, `find` or `fd` runs; `words` stand after its name."""
+    if executes := _EXECUTES.get(program):
+        return list(dropwhile(lambda word: word not in executes, words))[1:]
     if program not in WRAPPERS or (program == "command" and words[:1] in (["-v"], ["-V"])):
         return []
     at, takes = 0, _TAKES_WORD.get(program, ())

@@ -29,6 +29,7 @@ from pydantic import (
 from pydantic_core import ErrorDetails, from_json
 
 from mcp_sandbox.errors import ConsentNeeded, InvalidArgument, NotPermitted
+from mcp_sandbox.json_size import check_json_size
 from mcp_sandbox.models import Language
 from mcp_sandbox.server.consent import Consent
 from mcp_sandbox.server.errors import readable_errors, sole_error, text_for_model
@@ -292,6 +293,7 @@ def _read(value: object, schema: Schema) -> object:
     kinds = {branch.get("type", "string") for branch in schema.get("anyOf", [schema])}
     if isinstance(value, str) and "string" not in kinds:
         with suppress(ValueError, TypeError):
+            check_json_size(value.encode("utf-8", "replace"))
             value = from_json({"True": "true", "False": "false"}.get(value, value))
     if isinstance(value, dict) and "object" in kinds:
         return {

@@ -26,6 +26,8 @@ from mcp.server import Server
 from mcp.shared.message import ServerMessageMetadata, SessionMessage
 from pydantic import ValidationError
 
+from mcp_sandbox.errors import TooLarge
+from mcp_sandbox.json_size import check_json_size
 from mcp_sandbox.server.errors import sole_error
 from mcp_sandbox.server.tool import ClientTimeout
 
@@ -197,7 +199,11 @@ class _ClientStream:
             await self._refuse(find_request_id(line.head), types.INVALID_REQUEST, problem)
             return None
         try:
+            check_json_size(line)
             return types.jsonrpc_message_adapter.validate_json(line, by_name=False)
+        except TooLarge as exc:
+            await self._refuse(find_request_id(line), types.INVALID_REQUEST, str(exc))
+            return None
         except ValidationError as exc:
             first = exc.errors(include_url=False, include_input=False)[0]
             code, problem = types.INVALID_REQUEST, "not a JSON-RPC 2.0 message"

@@ -32,6 +32,7 @@ from mcp_sandbox.errors import (
 )
 from mcp_sandbox.models import ChatId, Network
 from mcp_sandbox.policy import Decision, Profile, RuleMatch, Rules, assess_aside, decide
+from mcp_sandbox.policy.rules import UNKNOWN, escape_unseen
 from mcp_sandbox.runtime.runtime import Runtime
 from mcp_sandbox.sessions.approvals import Approval, Approvals
 from mcp_sandbox.sessions.sandbox.chat_sandbox import ChatSandbox
@@ -229,7 +230,8 @@ class PolicyCheck:
             decided = await self._decided(code, language, given, record)
             if not decided.asks:
                 return
-            asked = [f"{each.rule} {each.target}" for each in decided.asks]
+            began, join = _folder(given) or UNKNOWN, posixpath.join
+            asked = [f"{e.rule} {e.target} in {join(began, e.folder)}" for e in decided.asks]
             effect, part = _effect(decided), _part(code, decided.asks[0])
         record.decision = "ask"
         await self.approvals.check(action.chat, self._question(action, asked, effect, part))
@@ -259,15 +261,16 @@ class PolicyCheck:
         digest = hashlib.sha256(written.encode()).hexdigest()
         # Longer than what is stored of it: a secret that is cut could not be found and masked.
         text = "\n".join(f"{name}: {str(each)[:_MOST_TEXT]}" for name, each in given.items())
-        # Too many or too long to be listed whole: the answer holds for this very call alone.
-        if len(about) >= _MOST_PATTERNS or max(map(len, about)) > _MOST_TARGET:
+        # Too many, too long or not known: the answer holds for this very call alone.
+        unknown = any(UNKNOWN in each for each in about)
+        if unknown or len(about) >= _MOST_PATTERNS or max(map(len, about)) > _MOST_TARGET:
             about = [digest]
         effect, part, text, *about = map(self._shown, (effect, part, text, *about))
         return Approval(action.what, about, digest, effect, part, text)
 
     def _shown(self, text: str) -> str:
         text = text.encode("utf-8", "backslashreplace").decode()
-        return self.mask(IN_ADDRESS.sub("***", text))
+        return escape_unseen(self.mask(IN_ADDRESS.sub("***", text)))
 
 
 class Gate:

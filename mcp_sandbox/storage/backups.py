@@ -17,11 +17,11 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mappi
 from contextlib import aclosing
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Literal
+from typing import Annotated, Literal
 from urllib.parse import quote
 
 from anyio import to_thread
-from pydantic import BaseModel, ConfigDict
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
 from mcp_sandbox import __version__
 from mcp_sandbox.config.sections import StorageConfig
@@ -51,6 +51,9 @@ _SMALL = 64 << 10
 _ABANDONED = timedelta(hours=6)
 # Longer than any link is good.
 _SHARED = timedelta(days=2)
+# What others have written into a manifest, and what floats and time zones can take.
+Number = Annotated[int, Field(ge=0, lt=1 << 53)]
+_FIRST, _LAST = datetime(2000, 1, 1, tzinfo=UTC), datetime(9000, 1, 1, tzinfo=UTC)
 
 
 class Backup(BaseModel):
@@ -64,11 +67,11 @@ class Backup(BaseModel):
     format: Literal[1] = 1
     chat: ChatId
     key: str
-    epoch: int
-    saved_at: datetime
-    size: int
-    files_bytes: int
-    entries: int
+    epoch: Number
+    saved_at: Annotated[AwareDatetime, Field(ge=_FIRST, lt=_LAST)]
+    size: Number
+    files_bytes: Number
+    entries: Number
     quiet: bool
     sha256: str
     version: str

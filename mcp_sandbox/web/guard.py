@@ -23,7 +23,8 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mcp_sandbox.config import HttpConfig
-from mcp_sandbox.errors import ConfigError, InvalidArgument, OperatorError
+from mcp_sandbox.errors import ConfigError, InvalidArgument, OperatorError, TooLarge
+from mcp_sandbox.json_size import check_json_size
 from mcp_sandbox.models import ChatId, TokenGrant
 from mcp_sandbox.server.identity import ANONYMOUS, CALLER, CHAT_HEADER, Caller
 from mcp_sandbox.server.transports import find_request_id
@@ -243,6 +244,11 @@ class HttpGuard:
             limit = f"{settings.request_time:g} s"
             text = f"the request did not come within {limit}: send it again, faster"
             raise RequestRefused(HTTPStatus.REQUEST_TIMEOUT, text) from exc
+        if not request.scope["path"].endswith("/upload"):  # It takes a form, and no JSON.
+            try:
+                check_json_size(body)
+            except TooLarge as exc:
+                raise RequestRefused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, str(exc)) from exc
         return bytes(body)
 
 

@@ -9,19 +9,22 @@ says what was copied; one on stderr says why the copy failed.
 
 import json
 import os
+import re
 import shutil
 import stat
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
+from typing import TypeVar
 
-from pathspec import GitIgnoreSpec
+from pathspec import GitIgnoreSpec, RegexPattern
 
 from mcp_sandbox.durable import closing_fd, publish_folder
 
 _RULES = ".gitignore"
 _LARGEST_RULES = 1 << 20
 _DEEPEST = 100
+_Rule = TypeVar("_Rule", bound=RegexPattern)
 _PARTIAL = ".partial"
 _PIECE = 1 << 20
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -138,7 +141,26 @@ def _read_rules(folder: int) -> GitIgnoreSpec | None:
         text = stream.read(_LARGEST_RULES + 1)
     if len(text) > _LARGEST_RULES:
         raise CannotCopy("one of its .gitignore files is larger than 1 MiB")
-    return GitIgnoreSpec.from_lines(os.fsdecode(text).splitlines())
+    rules = GitIgnoreSpec.from_lines(os.fsdecode(text).splitlines())
+    return GitIgnoreSpec([_tried_once(each) for each in rules.patterns])
+
+
+def _tried_once(rule: _Rule) -> _Rule:
+    """Return the same rule in an expression that takes linear time."""
+    if rule.regex is None:
+        return rule
+    text = _once(rule.regex.pattern, "[^/]*", "(?>[^/]*?", ")")
+    text = _once(text, "(?:/.+)?/", "(?>(?:/.+?)??/", "(?=/))")
+    return type(rule)(re.compile(text), rule.include)
+
+
+def _once(text: str, wildcard: str, opened: str, closed: str) -> str:
+    """Let each wildcard before another of its name, or path, match once, as little as it can."""
+    first, *parts = text.split(wildcard)
+    for at, part in enumerate(parts):
+        more = at < len(parts) - 1 and ("/" in closed or "/" not in part.replace("[^/]", ""))
+        first += opened + part + closed if more else wildcard + part
+    return first
 
 
 def _stays_inside(path: PurePosixPath, text: str) -> bool:

@@ -293,7 +293,8 @@ async def test_only_the_named_models_can_be_asked(tmp_path: Path) -> None:
         b"\xff",
         b'{"a": NaN}',
         b'{"a": "\\ud800"}',
-        b'{"a":' + b"[" * 300 + b"]" * 300 + b"}",
+        b'{"a":' + b"[" * 3000 + b"]" * 3000 + b"}",
+        b'{"messages":' + b'[{"content":' * 400 + b"0" + b"}]" * 400 + b"}",
         gzip.compress(b"{}", mtime=0),
     ],
 )

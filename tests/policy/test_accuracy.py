@@ -17,12 +17,6 @@ BYPASSES = [
         "f() { :; f | f & }; f",
         "only the first command of a function is looked at",
     ),
-    (
-        "critical",
-        "bash",
-        "cd / && sh -c 'rm -rf *'",
-        "where code inside of code begins is not known",
-    ),
     ("high", "bash", "git -c alias.x='!rm y' x", "programs run what their settings say"),
     ("high", "bash", "sed '1e rm x' f", "sed can run commands"),
     ("high", "bash", "awk '{ print > \"f\" }' g", "awk can write"),

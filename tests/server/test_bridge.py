@@ -290,6 +290,13 @@ async def test_a_request_that_is_too_long_is_refused_by_its_id(tmp_path: Path) -
         assert await said(client, "shout", text="a") == "A"
 
 
+async def test_a_request_of_too_many_values_is_refused_by_its_id(tmp_path: Path) -> None:
+    async with run(tmp_path, {}, [shout]) as opened, opened.client() as client:
+        with pytest.raises(MCPError, match="send less at a time"):
+            await client.call_tool("shout", {"text": [0] * 100_000})
+        assert await said(client, "shout", text="a") == "A"
+
+
 async def test_a_log_line_tells_the_tool_and_not_what_was_said(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -283,6 +283,12 @@ async def test_what_destroys_the_chats_files_is_refused_and_opens_no_sandbox(
             ("run_code", {"language": "bash", "code": "rm -rf *"}),
             ("exec", {"command": "rm -rf ./*"}),
             ("exec", {"command": "rm -rf *", "cwd": "build/.."}),
+            ("exec", {"command": 'rm -rf "$PWD"'}),
+            ("exec", {"command": "rm -rf ${HOME}/"}),
+            ("exec", {"command": "cd /tmp; rm -rf $OLDPWD /work*"}),
+            ("exec", {"command": "rm -rf /{workspace,home}"}),
+            ("exec", {"command": "rm -r /h?me /home/s*"}),
+            ("exec", {"command": "cd /; bash -c 'rm -rf work*'"}),
         ):
             refused = await client.call_tool(tool, given)
             assert refused.is_error
@@ -345,3 +351,94 @@ async def test_without_walls_a_person_is_asked_about_all_that_is_risky(
         async with computers.client("strict", ONCE) as (client, user):
             result = await run(client, command)
             assert (result.is_error, len(user.asked)) == (refused, asked)
+
+
+async def test_other_ways_to_lose_files_are_asked_about_like_the_plain_ones(tmp_path: Path) -> None:
+    config = configured("unsafe-local", tmp_path / "data")
+    config = config.model_copy(update={"policy": PolicyConfig(profile="strict")})
+    commands = (
+        "fd -X rm",
+        "fdfind -e pyc -x rm -f",
+        "git -C sub clean -fdx",
+        "git -c clean.requireForce=false clean -d",
+        "git reset --hard",
+        "tar --remove-files -cf a.tar a",
+        "rsync -a --delete a/ b/",
+        "zip -m a.zip a",
+        "chown -R 0 .",
+        "chgrp -R staff .",
+        'rm -rf "$PWD/build"',
+    )
+    async with open_manager(config) as manager:
+        computers = Computers(manager, Metrics(), config)
+        async with computers.client("strict", *[NO] * len(commands)) as (client, user):
+            for number, command in enumerate(commands):
+                assert (await run(client, command)).is_error
+                assert len(user.asked) == number + 1, command
+
+
+async def test_a_yes_in_a_shell_whose_folder_nobody_knows_is_for_this_very_call(
+    computers: Computers,
+) -> None:
+    async with computers.client("shell", FOR_CHAT, NOBODY, NOBODY) as (client, user):
+        given = {"command": "git push origin main 2> /dev/null; printf ran", "shell": "s"}
+        assert text_of(await client.call_tool("exec", given)).startswith("ran")
+        for other in ("git push origin main", "cd a; git push origin main"):
+            assert (await client.call_tool("exec", {**given, "command": other})).is_error
+        assert len(user.asked) == 3
+
+
+async def test_a_yes_for_a_folder_is_for_no_other(computers: Computers) -> None:
+    same = "cd a; git push origin main 2> /dev/null; printf ran"
+    also = ("cd ../workspace/a; git push origin main 2> /dev/null; printf ran",)
+    others = (
+        "cd b; git push origin main",
+        "cd b && bash -c 'git push origin main'",
+        "(cd a); git push origin main",
+        "cd a/b; git push origin main",
+        "cd $(cat name); git push origin main",
+    )
+    async with computers.client("folder", FOR_CHAT, *[NOBODY] * 6) as (client, user):
+        await client.call_tool("exec", {"command": "mkdir -p a/b b"})
+        for command in (same, same, *also):
+            assert text_of(await run(client, command)) == "ran"
+        assert len(user.asked) == 1
+        for command in others:
+            assert (await run(client, command)).is_error
+        given = {"command": "git push origin main", "cwd": "b"}
+        assert (await client.call_tool("exec", given)).is_error
+        assert len(user.asked) == 7
+
+
+async def test_a_yes_for_what_is_not_known_is_for_this_very_call(computers: Computers) -> None:
+    async with computers.client("unknown", FOR_CHAT, NOBODY) as (client, user):
+        for _ in range(2):
+            said = await run(client, 'x=$(echo f); git push "$x" 2> /dev/null; printf ran')
+            assert text_of(said) == "ran"
+        assert (await run(client, 'x=$(echo g); git push "$x"; printf ran')).is_error
+        assert len(user.asked) == 2
+
+
+UNSEEN = (
+    "\u200b\u200c\u200d\u2060\u2064\ufeff\ufe0f\u202e\u2066\u061c\u180e\u00ad\u3164\u2800\u00a0"
+    "\U000e0041\U000e007f\U000e0100"
+)
+
+
+@pytest.mark.parametrize("char", UNSEEN, ids=lambda char: f"{ord(char):x}")
+async def test_what_nobody_would_see_is_shown_escaped(computers: Computers, char: str) -> None:
+    escaped = char.encode("ascii", "backslashreplace").decode()
+    command = f"git push or{char}igin m{char}ain; echo {char}"
+    name = f"unseen-{ord(char):x}"
+    async with computers.client(name, FOR_CHAT, NOBODY) as (client, user):
+        await run(client, command)
+        [question] = user.asked
+        assert char not in question
+        assert f"or{escaped}igin" in question.splitlines()[0]
+        # A yes is for this target, and for none that only looks so.
+        await run(client, command.replace(char, "\u200e"))
+        assert len(user.asked) == 2
+    kept = await computers.manager.approvals.list()
+    text = next(each.text for _, each in kept if escaped in each.text)
+    assert char not in text
+    assert text.endswith(f"echo {escaped}")

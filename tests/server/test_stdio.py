@@ -178,9 +178,9 @@ async def test_a_client_that_does_not_read_cannot_keep_the_server_from_ending() 
 
 
 NO_MESSAGES = [
-    (b'{"jsonrpc":"2.0","id":77,"method":"tools/call","params":' + b"[" * 100_000, 77, -32700),
+    (b'{"jsonrpc":"2.0","id":77,"method":"tools/call","params":' + b"[" * 100_000, 77, -32600),
     (b'{"params":' + b'{"a":' * 5_000 + b"1" + b"}" * 5_000 + b',"id":"x"}', "x", -32700),
-    (b"[" * 1_000_000, None, -32700),
+    (b"[" * 1_000_000, None, -32600),
     (b"not json", None, -32700),
     (b'{"jsonrpc":"2.0","id":78,"method":"ping","params":"\xff\xfe"}', 78, -32700),
     (b'{"jsonrpc":"2.0","id":79,"method":"ping","params":{"a":"\\ud800"}}', 79, -32700),
@@ -240,6 +240,20 @@ async def test_ten_megabytes_of_code_are_refused_readably() -> None:
         result = await client.call("run_code", {"code": "x" * 10_000_000})
         assert result["isError"]
         assert "not 10,000,000 characters" in result["content"][0]["text"]
+
+
+async def test_arguments_of_too_many_values_are_refused_by_their_id() -> None:
+    zeros = b"[0" + b",0" * 1_000_000 + b"]"
+    params = b'{"name":"exec","arguments":{"command":' + zeros + b"}}"
+    async with connected() as client:
+        assert isinstance(client.process, forked.Program)
+        began_s = client.process.cpu_s()
+        await client.send(b'{"jsonrpc":"2.0","id":"n","method":"tools/call","params":%s}' % params)
+        refused = await client.receive()
+        assert (refused["id"], refused["error"]["code"]) == ("n", -32600)
+        assert "send less at a time" in refused["error"]["message"]
+        assert client.process.cpu_s() - began_s < 1
+        assert (await client.call("exec", {"command": "ok"}))["content"][0]["text"] == "ok"
 
 
 async def test_eight_megabytes_of_content_arrive() -> None:

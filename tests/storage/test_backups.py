@@ -1,6 +1,7 @@
 """Backups of chats, in a real S3 server."""
 
 import os
+import re
 import signal
 import sys
 import threading
@@ -262,6 +263,25 @@ async def test_a_damaged_manifest_is_passed_over(
     whole = await save(backups, chat)
     await save(backups, chat)
     stored(s3, chat)[2].write_bytes(text)
+    s3.restart()
+    assert list(await backups.list(chat)) == [whole]
+
+
+NUMBERS = ["9" * 400, "-1", "1e400", str(1 << 53), '"1"']
+
+
+@pytest.mark.parametrize(
+    "value", [*NUMBERS, '"2026-01-01T00:00:00"', '"0001-01-01T00:00:00+23:00"']
+)
+@pytest.mark.parametrize("field", ["epoch", "saved_at", "size", "files_bytes", "entries"])
+async def test_a_manifest_with_what_no_server_writes_is_passed_over(
+    backups: Backups, s3: S3Server, chat: ChatId, field: str, value: str
+) -> None:
+    whole = await save(backups, chat)
+    await save(backups, chat)
+    file = stored(s3, chat)[2]
+    text = re.sub(rf'"{field}": ?("[^"]*"|\d+)', f'"{field}": {value}', file.read_text())
+    file.write_text(text)
     s3.restart()
     assert list(await backups.list(chat)) == [whole]
 

@@ -215,10 +215,55 @@ async def test_a_copy_that_takes_for_ever_is_given_up(
     tmp_path: Path, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("mcp_sandbox.workspace.projects._COPY_S", 2.0)
-    (project / ".gitignore").write_text("*a" * 40 + "b\n")
-    (project / ("a" * 200)).touch()
+    # Each rule takes little time, and they are many.
+    (project / ".gitignore").write_text("*a*b\n" * 50_000)
+    for number in range(500):
+        (project / f"{number}").touch()
     with pytest.raises(ConfigError, match="took longer than 2 s"):
         await copied(tmp_path, project)
+
+
+PUMPED = {
+    "*a" * 100 + "b": "a" * 250,
+    "**/a" * 40 + "/b": "/".join("a" * 90),
+    "a/**/" * 40 + "b": "/".join("a" * 90),
+    "*a*/" * 20 + "b": "/".join(["a" * 30] * 60),
+    "?*" * 80 + "b": "a" * 250,
+    "[ab]*" * 60 + "c": "ab" * 120,
+    "a**" * 60 + "b/": "a" * 250,
+}
+
+
+@pytest.mark.parametrize("rule", PUMPED, ids=lambda rule: rule[:9])
+async def test_a_rule_of_many_wildcards_takes_no_time(
+    tmp_path: Path, project: Path, rule: str
+) -> None:
+    (project / ".gitignore").write_text(rule + "\n!" + rule + "\n")
+    path = project / PUMPED[rule]
+    path.mkdir(parents=True)
+    with anyio.fail_after(15):
+        copy = await copied(tmp_path, project)
+    assert (copy / PUMPED[rule]).is_dir()
+
+
+async def test_rules_of_many_wildcards_mean_what_they_mean_to_git(
+    tmp_path: Path, project: Path
+) -> None:
+    files = ["xaybz", "xbya", "abab.c", "d/xaybz", "p/q/r/s/t", "p/s/t", "p/r/s", "q/r/q/r/s"]
+    for name in files:
+        (project / name).parent.mkdir(parents=True, exist_ok=True)
+        (project / name).touch()
+    (project / ".gitignore").write_text("*a*b*z\n*b*b*.c\np/**/r/**/t\nq/**/r/s\n")
+    given = ["git", "-C", str(project)]
+    await anyio.run_process([*given, "init", "-q"])
+    asked = "\0".join(files).encode()
+    found = await anyio.run_process(
+        [*given, "check-ignore", "-z", "--stdin"], input=asked, check=False
+    )
+    ignored = {*found.stdout.decode().split("\0")} - {""}
+    copy = await copied(tmp_path, project)
+    assert {name for name in files if not (copy / name).exists()} == ignored
+    assert ignored == {"xaybz", "abab.c", "d/xaybz", "p/q/r/s/t", "q/r/q/r/s"}
 
 
 async def test_two_folders_of_one_chat_are_two_copies(tmp_path: Path, project: Path) -> None:

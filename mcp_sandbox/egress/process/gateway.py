@@ -16,7 +16,6 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any, NoReturn, cast
 from urllib.parse import urlsplit
 
@@ -29,13 +28,14 @@ from mcp_sandbox.egress.process.http_requests import HUNG_UP, Peer, explain_fail
 from mcp_sandbox.egress.process.keeper import Ask
 from mcp_sandbox.egress.process.mask import Mask
 from mcp_sandbox.egress.targets import RefusedError
+from mcp_sandbox.errors import TooLarge
+from mcp_sandbox.json_size import check_json_size
 from mcp_sandbox.models import ChatId
 from mcp_sandbox.runtime.channel import own_tasks
 
 MOST_BODY = 32 << 20
-# While a body is read all other chats wait; texts in it take no time, unlike numbers and lists.
-_MOST_QUOTES, _MOST_BESIDE, _DEEPEST = 200_000, 1 << 20, 200
-_DEEPER = {b"[": 1, b"{": 1, b"]": -1, b"}": -1}
+# Schemas of tools have many values, and no validator collects what is wrong with each.
+_MOST_VALUES = 100_000
 # Tools that the program inside runs itself, and content that is in the request itself.
 _OWN_TOOLS = (None, "custom", "function", "local_shell", "namespace")
 _OWN_SOURCES = ("base64", "text", "content")
@@ -112,14 +112,11 @@ def check_request(raw: bytes | bytearray, service: Service, chat: ChatId) -> byt
 
     Raises Refusal: it is no JSON object, asks for another model, or for what needs a network.
     """
-    plain = raw.replace(rb"\\", b"").replace(rb"\"", b"")
-    if plain.count(b'"') > _MOST_QUOTES or sum(map(len, plain.split(b'"')[::2])) > _MOST_BESIDE:
-        raise Refusal(413, "the body has too many parts, or too much beside its texts")
     try:
-        structure = re.findall(rb"[][{}]", b"".join(plain.split(b'"')[::2]))
-        if max(accumulate(map(_DEEPER.__getitem__, structure)), default=0) > _DEEPEST:
-            raise Refusal(400, "the body is no JSON that is read here: it is nested too deeply")
+        check_json_size(raw, _MOST_VALUES)
         body = json.loads(raw, parse_constant=_refuse_constant)
+    except TooLarge as exc:
+        raise Refusal(413, str(exc)) from exc
     except ValueError as exc:
         raise Refusal(400, f"the body is no JSON: {exc}") from exc
     if not isinstance(body, dict):
@@ -317,7 +314,10 @@ class Gateway:
         Raises Refusal: it is not allowed, or the service failed, maybe in the middle of its answer.
         """
         service, (method, _, target) = self._service, what.partition(" ")
-        asked = check_request(body, service, self._chat) if method == "POST" else b""
+        try:
+            asked = check_request(body, service, self._chat) if method == "POST" else b""
+        except RecursionError as exc:
+            raise Refusal(400, "the body is nested too deeply") from exc
         answer = await self._ask("key")
         if "refused" in answer:
             raise Refusal(403, answer["refused"])
