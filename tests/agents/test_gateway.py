@@ -294,7 +294,7 @@ async def test_only_the_named_models_can_be_asked(tmp_path: Path) -> None:
         b'{"a": NaN}',
         b'{"a": "\\ud800"}',
         b'{"a":' + b"[" * 3000 + b"]" * 3000 + b"}",
-        b'{"messages":' + b'[{"content":' * 400 + b"0" + b"}]" * 400 + b"}",
+        b'{"messages":' + b'[{"content":' * 4000 + b"0" + b"}]" * 4000 + b"}",
         gzip.compress(b"{}", mtime=0),
     ],
 )

@@ -251,7 +251,7 @@ class Gateway:
             try:
                 while await self._serve_next(client):
                     client.http.start_next_cycle()
-            except (Refusal, RefusedError) as exc:
+            except (Refusal, RefusedError, RecursionError) as exc:
                 # If an answer has begun, the client sees that it is incomplete.
                 status = exc.status if isinstance(exc, Refusal) else 400
                 await client.answer(status, "application/json", _refused(status, exc))
@@ -314,10 +314,7 @@ class Gateway:
         Raises Refusal: it is not allowed, or the service failed, maybe in the middle of its answer.
         """
         service, (method, _, target) = self._service, what.partition(" ")
-        try:
-            asked = check_request(body, service, self._chat) if method == "POST" else b""
-        except RecursionError as exc:
-            raise Refusal(400, "the body is nested too deeply") from exc
+        asked = check_request(body, service, self._chat) if method == "POST" else b""
         answer = await self._ask("key")
         if "refused" in answer:
             raise Refusal(403, answer["refused"])
