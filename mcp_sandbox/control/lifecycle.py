@@ -182,15 +182,16 @@ class Control:
 
     async def find_chat(self, user: str, session_id: str) -> ChatId | None:
         """Return the chat of a user's session; None if there is no such."""
-        # A user may choose names of chats until one has the short id of another user's.
         if (user, session_id) not in self._chats:
-            rows = await (await self.manager()).list(user)
-            self._chats |= {(row.chat.user, row.id): row.chat for row in rows}
+            for row in await (await self.manager()).list(user):
+                self.remember(row.chat)
         return self._chats.get((user, session_id))
 
     def remember(self, chat: ChatId) -> ChatId:
         """Know a chat by the id of its session from now on, though its record may be lost."""
-        self._chats[chat.user, name_session(chat)] = chat
+        name = name_session(chat)
+        # Earlier versions told 12 digits, which others can meet by trying names of chats of theirs.
+        self._chats[chat.user, name] = self._chats[chat.user, name[:12]] = chat
         return chat
 
     def take_turn(self, chat: ChatId) -> anyio.Lock:

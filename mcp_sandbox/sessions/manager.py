@@ -66,7 +66,7 @@ _CLOSED = (
 
 def name_session(chat: ChatId) -> str:
     """Return a short name of the chat that is the same in every server."""
-    return hashlib.sha256(str(chat).encode()).hexdigest()[:12]
+    return hashlib.sha256(str(chat).encode()).hexdigest()[:24]
 
 
 class SessionManager:
