@@ -1,5 +1,6 @@
 """`python -m mcp_sandbox` is `mcp-sandbox`."""
 
+import os
 import sys
 
 from mcp_sandbox import __version__
@@ -14,6 +15,8 @@ else:
 
 def main() -> None:
     """Run the command line; the relay, which clients wait for, without loading the rest of it."""
+    # What it makes, nobody else may change, whoever has started it.
+    os.umask(os.umask(0o022) | 0o022)
     if sys.argv[1:2] == ["connect"]:
         from mcp_sandbox.relay.connect import run
         from mcp_sandbox.relay.place import DaemonAddress, parse_options

@@ -1,4 +1,4 @@
-"""Whole files, whole folders and locks on the host's disk; standard library only, blocking.
+"""Whole files, whole folders, locks, and who may write; standard library only, blocking.
 
 After a power cut there is the old or the new, never a part. A lock ends with its process. What
 cannot be read, or lies where a file belongs, is set aside as `NAME.damaged-TIMESTAMP`.
@@ -6,12 +6,16 @@ cannot be read, or lies where a file belongs, is set aside as `NAME.damaged-TIME
 
 import errno
 import fcntl
+import grp
 import json
 import logging
 import os
+import pwd
 import secrets
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager, suppress
+import shlex
+import stat
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -107,6 +111,60 @@ def write_file(
         raise
     if synced:
         sync(path.parent)
+
+
+def follow(path: Path) -> Iterator[tuple[Path, os.stat_result]]:
+    """Yield all on the way to a path, each link too, and what lies there last. Raises OSError."""
+    here, at, ahead = Path("/"), None, [*reversed(path.absolute().parts)]
+    with ExitStack() as opened:
+        for _ in range(256):
+            below = os.open(name := ahead.pop(), os.O_PATH | _OPEN, dir_fd=at)
+            opened.callback(os.close, below)
+            if stat.S_ISLNK((found := os.fstat(below)).st_mode):
+                ahead += reversed(Path(os.readlink("", dir_fd=below)).parts or ".")
+                yield here / name, found
+                continue
+            at, here = below, here.parent if name == ".." else here / name
+            yield here, found
+            if not ahead:
+                return
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
+
+
+def check_trusted(path: Path, *, private: bool = False) -> None:
+    """Raise PermissionError if others than this user and root can change what lies at a path.
+
+    Nor may they be able to read what is `private`. Its text says what to run. Raises OSError.
+    """
+    *above, last = follow(path)
+    owners = {0, os.geteuid()}
+    # In a user namespace, as of a sandbox, those of the machine itself are nobody.
+    if Path("/proc/self/uid_map").read_text().split()[-1] != "4294967295":
+        owners.add(65534)
+    for step, found in (last, *reversed(above)):
+        mode, name = found.st_mode, shlex.quote(str(step))
+        # In a sticky folder, such as /tmp, nobody can replace what is another's.
+        safe = stat.S_ISLNK(mode) or (mode & stat.S_ISVTX and step != last[0])
+        shared = mode & stat.S_IWOTH or (mode & stat.S_IWGRP and not _is_own_group(found.st_gid))
+        if found.st_uid not in owners:
+            why = f"{step} belongs to uid {found.st_uid}: run `chown {os.geteuid()} {name}`"
+        elif private and step == last[0] and mode & 0o077:
+            why = f"others can read or change {step}: run `chmod 600 {name}`"
+        elif shared and not safe:
+            why = f"others may write to {step}: run `chmod go-w {name}`"
+        else:
+            continue
+        raise PermissionError(errno.EPERM, why)
+
+
+def _is_own_group(gid: int) -> bool:
+    """Return whether nobody else is in a group of this user, as many systems make one for each."""
+    users = pwd.getpwall()
+    inside = {each.pw_name for each in users if each.pw_gid == gid}
+    with suppress(KeyError):
+        inside |= {*grp.getgrgid(gid).gr_mem}
+    mine = {each.pw_name for each in users if each.pw_uid == os.geteuid()}
+    return gid == os.getegid() and inside <= mine
 
 
 def make_folder(path: Path) -> None:

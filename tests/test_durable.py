@@ -5,11 +5,22 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
-from mcp_sandbox.durable import lock, publish_folder, read_note, unlock, write_file, write_note
+from mcp_sandbox import durable
+from mcp_sandbox.durable import (
+    check_trusted,
+    follow,
+    lock,
+    publish_folder,
+    read_note,
+    unlock,
+    write_file,
+    write_note,
+)
 
 
 def test_a_file_is_replaced_as_a_whole_and_no_draft_stays(tmp_path: Path) -> None:
@@ -101,3 +112,98 @@ def test_a_file_and_its_name_are_synced_in_this_order(tmp_path: Path) -> None:
         "rename /a/b/draft",
         "fsync /a/b",
     ]
+
+
+@pytest.fixture
+def own_group(tmp_path: Path) -> Path:
+    """A folder of the group of this user alone, as root's is."""
+    (tmp_path / "above" / "folder").mkdir(parents=True, mode=0o700)
+    (tmp_path / "above" / "folder" / "file").touch(0o600)
+    (tmp_path / "link").symlink_to("above/../above/folder")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("place", "mode", "says"),
+    [
+        ("above/folder/file", 0o606, "chmod go-w {}"),
+        ("above/folder/file", 0o660, ""),
+        ("above/folder", 0o703, "chmod go-w {}"),
+        ("above/folder", 0o777, "chmod go-w {}"),
+        ("above", 0o777, "chmod go-w {}"),
+        ("above", 0o1777, ""),
+        ("above", 0o755, ""),
+    ],
+)
+def test_what_others_can_change_is_not_trusted(
+    place: str, mode: int, says: str, own_group: Path
+) -> None:
+    (own_group / place).chmod(mode)
+    file = own_group / "link" / "file"
+    if not says:
+        return check_trusted(file)
+    with pytest.raises(PermissionError, match=re.escape(says.format(own_group / place))):
+        check_trusted(file)
+    return None
+
+
+def test_a_folder_that_all_may_write_to_is_not_trusted_for_its_sticky_bit(tmp_path: Path) -> None:
+    tmp_path.chmod(0o1777)
+    with pytest.raises(PermissionError, match="others may write"):
+        check_trusted(tmp_path)
+
+
+def test_what_is_private_others_may_not_read(own_group: Path) -> None:
+    file = own_group / "above" / "folder" / "file"
+    check_trusted(file, private=True)
+    file.chmod(0o640)
+    check_trusted(file)
+    with pytest.raises(PermissionError, match=f"chmod 600 {file}"):
+        check_trusted(file, private=True)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes files of other users")
+@pytest.mark.parametrize("place", ["above/folder/file", "above/folder", "above", "link"])
+def test_what_belongs_to_another_user_is_not_trusted(place: str, own_group: Path) -> None:
+    os.lchown(own_group / place, 4321, 4321)
+    with pytest.raises(PermissionError, match=f"chown 0 {own_group / place}`"):
+        check_trusted(own_group / "link" / "file")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes files of other groups")
+def test_a_group_of_others_may_not_write(own_group: Path) -> None:
+    os.chown(own_group / "above" / "folder" / "file", 0, 12)
+    (own_group / "above" / "folder" / "file").chmod(0o660)
+    with pytest.raises(PermissionError, match="others may write"):
+        check_trusted(own_group / "link" / "file")
+
+
+@pytest.mark.parametrize(
+    "target", [".", "..", "above", "above/..", "../{}", "/", "above/folder/.."]
+)
+def test_a_path_is_followed_as_the_kernel_does(target: str, own_group: Path) -> None:
+    link = own_group / "again"
+    link.symlink_to(target.format(own_group.name))
+    for path in (link, link / ".", link / "..", own_group / "link"):
+        real, found = [*follow(path)][-1]
+        assert (real, found.st_ino) == (path.resolve(), path.stat().st_ino)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_in_a_user_namespace_the_machines_own_folders_are_trusted() -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        os.chown(folder, 1000, 1000)
+        look = f"check_trusted(Path({folder!r})); print(os.stat('/').st_uid)"
+        # It is the standard library's alone, and the tests' Python may be out of others' reach.
+        python = ["/usr/bin/python3", "-c", f"{Path(durable.__file__).read_text()}\n{look}"]
+        for way, root in (([], 0), (["unshare", "-U", "--map-current-user"], 65534)):
+            user = ["setpriv", "--reuid=1000", "--regid=1000", "--clear-groups", *way]
+            done = subprocess.run([*user, *python], check=False, capture_output=True, text=True)
+            assert (done.stdout, done.stderr) == (f"{root}\n", "")
+
+
+def test_a_circle_of_links_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+    with pytest.raises(OSError, match="Too many levels"):
+        check_trusted(tmp_path / "a")

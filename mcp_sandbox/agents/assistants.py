@@ -20,6 +20,7 @@ from pydantic_core import ErrorDetails
 
 from mcp_sandbox.agents.executors import find_executor
 from mcp_sandbox.config import BridgeServerConfig, Duration, Section, Size
+from mcp_sandbox.durable import check_trusted
 from mcp_sandbox.errors import ConfigError, InvalidArgument
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -153,6 +154,7 @@ def _read(file: Path, model: type[_M], context: str = "") -> _M:
 
 
 def _text(file: Path) -> str:
+    check_trusted(file)
     with file.open(encoding="utf-8") as stream:
         text = stream.read(_MOST_CHARS + 1)
     if len(text) > _MOST_CHARS:

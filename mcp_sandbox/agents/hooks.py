@@ -17,6 +17,7 @@ from typing import Any, ClassVar, TypeVar
 import anyio
 
 from mcp_sandbox.agents.events import Completion
+from mcp_sandbox.durable import check_trusted
 from mcp_sandbox.errors import Busy, ConfigError, NotPermitted, TooLarge
 from mcp_sandbox.models import ChatId
 from mcp_sandbox.sessions.chat_records import UseTimes
@@ -162,10 +163,11 @@ async def _within_limit(hook: Awaitable[_T]) -> _T:
 def load_hooks(file: Path | None) -> Hooks:
     """Load the hooks of the operator's file; none if it is None. Raises ConfigError."""
     spec = spec_from_file_location("hooks", file) if file else None
-    if not spec or not spec.loader:
+    if not (file and spec and spec.loader):
         return Hooks()
     module = module_from_spec(spec)
     try:
+        check_trusted(file)
         spec.loader.exec_module(module)
     except Exception as exc:
         raise ConfigError(f"{file} cannot be loaded: {type(exc).__name__}: {exc}") from exc

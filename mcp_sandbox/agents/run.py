@@ -1,5 +1,6 @@
 """An agent of one chat, and its runs: prepared, started, listened to, bounded and cleaned up."""
 
+import math
 import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
@@ -308,13 +309,15 @@ class _Listener:
 
     def completion(self, ended: str) -> Completion:
         """Return the program's own, or what there was when it `ended` without one."""
-        took_ms = round((anyio.current_time() - self._began_s) * 1000)
+        # Who writes the program must not write the bill: tokens and time are not taken from it.
         last = self._last or Completion("", is_error=True, reason=ended)
         return replace(
             last,
             content=last.content or self._text.getvalue(),
-            usage=last.usage if last.usage.total else self.usage(),
-            duration_ms=last.duration_ms or took_ms,
+            usage=self.usage(),
+            cost_usd=last.cost_usd if 0 <= (last.cost_usd or 0) < math.inf else None,
+            turns=max(0, last.turns),
+            duration_ms=round((anyio.current_time() - self._began_s) * 1000),
         )
 
 

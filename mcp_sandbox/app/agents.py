@@ -186,7 +186,7 @@ async def _way(
 
         def used() -> Usage:
             given, made = gateway.counts.input_tokens, gateway.counts.output_tokens
-            return Usage(given, made, given + made)
+            return Usage(given, made, given + made, gateway.counts.cached_tokens)
 
         speaks = service.settings.protocol
         way = ModelAccess("", gateway.token, service.model, speaks, gateway.ask, usage=used)

@@ -378,7 +378,7 @@ def find_programs(config: Config) -> tuple[Mount, ...]:
 
     try:
         private = (config.data_dir, *own_folders())
-        folder = check_folder(config.agents.programs, private, or_root=True)
+        (folder, _) = check_folder(config.agents.programs, private, or_root=True)[-1]
     except errors.InvalidArgument as exc:
         raise errors.ConfigError(f"agents.programs: {exc}") from exc
     return (Mount(folder, PROGRAMS, read_only=True),)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _Hook = Callable[..., object]
-_ABOUT = re.compile(r"/api/sandbox/(by-chat/(?P<chat>[^/]+)|(?P<id>[0-9a-f]{12})/.+)")
+_ABOUT = re.compile(r"/api/sandbox/(by-chat/(?P<chat>[^/]+)|(?P<id>[0-9a-f]{12,24})/.+)")
 
 
 @asynccontextmanager

@@ -89,17 +89,16 @@ class AuditWriter:
             os.close(descriptor)
         self._file = self._lock = -1
 
-    def append(self, kind: str, fields: chain.Fields, *, wait: bool) -> int:
-        """Write one line and return its number; without `wait` 0 if it would have to wait."""
+    def append(self, kind: str, fields: chain.Fields, *, wait: bool) -> tuple[int, int]:
+        """Write a line, return its number and size; without `wait` 0 if it would have to wait."""
         if not (wait or self._file >= 0) or not self._hold(wait=wait):
-            return 0
+            return 0, 0
         try:
             if not self._is_current():
                 if not wait:
-                    return 0
+                    return 0, 0
                 self._find_end()
-            self._put(kind, fields)
-            return self.head.n
+            return self.head.n + 1, self._put(kind, fields)
         finally:
             self._let_go()
 
@@ -159,12 +158,13 @@ class AuditWriter:
         status = os.fstat(self._file)
         return status.st_size == self._end and status.st_nlink > 0
 
-    def _put(self, kind: str, fields: chain.Fields) -> None:
+    def _put(self, kind: str, fields: chain.Fields) -> int:
         line, head = chain.make_line(self.head, kind, fields)
         if os.write(self._file, line) < len(line):
             os.ftruncate(self._file, self._end)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         self._end, self.head = self._end + len(line), head
+        return len(line)
 
     def _find_end(self) -> None:
         """Open the file, and find its last line; others may have written, or begun another file.
@@ -239,6 +239,8 @@ class Audit:
         self._problem: OSError | None = None
         self._failing = False
         self._syncing = CancelScope(shield=True)
+        # Until when each chat would be writing if it wrote no faster than it may.
+        self._busy_until_s = dict[tuple[object, object], float]()
         self._times, self._kinds = Counter[_Noted](), Counter[tuple[str, ChatId]]()
 
     async def write(self, kind: str, **fields: object) -> int:
@@ -249,22 +251,33 @@ class Audit:
         if not self.enabled:
             return 0
         try:
-            number = self._writer.append(kind, fields, wait=False)
+            number, size = self._writer.append(kind, fields, wait=False)
             if not number or self._settings.sync == "each":
                 # A cancelled call is recorded, too.
                 with CancelScope(shield=True):
                     append = partial(self._writer.append, kind, fields, wait=True)
-                    number = number or await to_thread.run_sync(append, limiter=self._limiter)
+                    if not number:
+                        number, size = await to_thread.run_sync(append, limiter=self._limiter)
                     if self._settings.sync == "each":
                         self._dirty.set()
                         await self._synced.wait()
         except OSError as exc:
             return self._failed(exc)
         self._dirty.set()
+        if "chat" in fields:
+            whose, now_s = (fields["user"], fields["chat"]), anyio.current_time()
+            lasts_s = _MINUTE_S * size / self._settings.max_minute
+            self._busy_until_s[whose] = max(self._busy_until_s.get(whose, 0), now_s) + lasts_s
         if self._problem:
             return self._failed(self._problem)
         self._failing = False
         return number
+
+    async def wait_for_room(self, chat: ChatId) -> None:
+        """Wait while the chat has recorded more than it may in a minute."""
+        due_s = self._busy_until_s.get((chat.user, chat.chat), 0) - _MINUTE_S
+        if due_s > anyio.current_time():
+            await anyio.sleep_until(due_s)
 
     def _failed(self, exc: OSError) -> int:
         problem = f"the audit in {self._folder} cannot be written: {exc.strerror}"
@@ -357,6 +370,8 @@ class Audit:
             except OSError as exc:
                 logger.warning("old files of the audit cannot be removed: %s", exc)
             await anyio.sleep(_HOUR_S)
+            now_s = anyio.current_time()
+            self._busy_until_s = {k: s for k, s in self._busy_until_s.items() if s > now_s}
             self._tell_head()
 
     def _tell_head(self) -> None:

@@ -18,9 +18,11 @@ from mcp_sandbox.cli.options import (
     Socket,
     Yes,
     agreed,
+    by_person,
     console,
     flag,
     load,
+    printable,
     show_bytes,
     socket_path,
     table,
@@ -275,6 +277,20 @@ def _show_backups(done: JsonObject, as_json: bool) -> None:
     columns = ("key", "saved", "files", "stored", "entries", "made")
     output = table(*columns, rows=rows) if done["backups"] else f"{done['chat']}: no backup"
     tell(done["backups"], output, as_json=as_json)
+
+
+project = typer.Typer(callback=lambda: None, help="The folders that chats show at /project.")
+
+
+@project.command()
+def accept(chat: Chat, yes: Yes = False, socket: Socket = None) -> None:
+    """Let a chat see the folder that another user has put in place of its own."""
+    by_person(yes)
+    done = answer(socket, "project", {"chat": chat})
+    for path, mark in done["accepted"].items():
+        print(f"{done['chat']} sees {printable(mark['path'])} for {printable(path)} from now on")
+    if not done["accepted"]:
+        print(f"{done['chat']}: no folder waits for that")
 
 
 def gc(

@@ -50,7 +50,8 @@ cluster = typer.Typer(
 _FORBID = (
     "What needs your consent is asked of you. That it answers itself is forbidden by this line in "
     '"permissions" of .claude/settings.json:\n  '
-    '"deny": ["Bash(mcp-sandbox approvals:*)", "Bash(mcp-sandbox egress allow:*)"]'
+    '"deny": ["Bash(mcp-sandbox approvals:*)", "Bash(mcp-sandbox egress allow:*)", '
+    '"Bash(mcp-sandbox project accept:*)"]'
 )
 Undo = Annotated[bool, flag("Take back what this command wrote.", "--undo")]
 Print = Annotated[bool, flag("Only print what belongs into the file.", "--print")]

@@ -444,6 +444,7 @@ class AuditConfig(Section):
         "stop", "what cannot be recorded: stop = does not run, go_on = runs, with a warning"
     )
     keep: Duration = setting(90 * 86_400.0, "whole files are removed after this")
+    max_minute: Size = setting(16 * MIB, "a chat that adds more in a minute waits", ge=64 * KIB)
     max_file: Size = setting(
         64 * MIB, "a file that is larger is followed by a new one", ge=64 * KIB
     )

@@ -18,9 +18,15 @@ from pydantic import BaseModel, PlainSerializer, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from mcp_sandbox.config.environment import PREFIX, default_config_file, setting_variables
+from mcp_sandbox.config.environment import (
+    PREFIX,
+    default_config_file,
+    own_folders,
+    setting_variables,
+)
 from mcp_sandbox.config.sections import Config
 from mcp_sandbox.config.values import show_duration, show_size
+from mcp_sandbox.durable import check_trusted
 from mcp_sandbox.errors import ConfigError
 
 # Read by the command line (the places of the file and the socket) and by the test suite; not
@@ -111,6 +117,12 @@ def load_config(
         reduce(lambda part, section: part.setdefault(section, {}), sections, tree)[name] = value
     try:
         config = Config.model_validate(tree)
+        named = (config.egress.ca_bundle, config.agents.programs, config.kubernetes.template)
+        for path in (*own_folders(), *config.policy.rules, *named):
+            if path and path.exists():
+                check_trusted(path)
+    except PermissionError as exc:
+        raise ConfigError(f"{exc.strerror}, or name another in the configuration") from exc
     except ValidationError as exc:
         sentences = dict.fromkeys(_sentence(error, settings) for error in exc.errors())
         raise ConfigError("\n".join(sentences)) from exc
@@ -144,6 +156,7 @@ def _from_file(file: Path | None) -> Iterator[tuple[str, Setting]]:
         status = path.stat()
         if not S_ISREG(status.st_mode):
             raise ConfigError(f"{path} is no file: give a configuration file")
+        check_trusted(path)
         root = _parse(path, (status.st_mtime_ns, status.st_ino, status.st_size))
     except OSError as exc:
         raise ConfigError(

@@ -35,7 +35,7 @@ from mcp_sandbox.control.work import Answer, Json, RequestModel, StreamedAnswer,
 from mcp_sandbox.errors import Busy, InvalidArgument, NotFound, SandboxError, Unsupported
 from mcp_sandbox.models import ChatId, SessionStatus, Statistics
 from mcp_sandbox.server.identity import CALLER
-from mcp_sandbox.sessions.chat_records import CONTROL, AssistantSpec, read_backup, read_control
+from mcp_sandbox.sessions.chat_records import BACKUP, CONTROL, AssistantSpec, read_object
 from mcp_sandbox.sessions.manager import SessionManager, name_session
 from mcp_sandbox.sessions.session import Session
 
@@ -182,15 +182,16 @@ class Control:
 
     async def find_chat(self, user: str, session_id: str) -> ChatId | None:
         """Return the chat of a user's session; None if there is no such."""
-        # A user may choose names of chats until one has the short id of another user's.
         if (user, session_id) not in self._chats:
-            rows = await (await self.manager()).list(user)
-            self._chats |= {(row.chat.user, row.id): row.chat for row in rows}
+            for row in await (await self.manager()).list(user):
+                self.remember(row.chat)
         return self._chats.get((user, session_id))
 
     def remember(self, chat: ChatId) -> ChatId:
         """Know a chat by the id of its session from now on, though its record may be lost."""
-        self._chats[chat.user, name_session(chat)] = chat
+        name = name_session(chat)
+        # Earlier versions told 12 digits, which others can meet by trying names of chats of theirs.
+        self._chats[chat.user, name] = self._chats[chat.user, name[:12]] = chat
         return chat
 
     def take_turn(self, chat: ChatId) -> anyio.Lock:
@@ -199,7 +200,7 @@ class Control:
 
     async def read_note(self, chat: ChatId) -> Mapping[str, Any]:
         """Return what this API knows of a session."""
-        return read_control(await (await self.manager()).use_times.records.look(chat))
+        return read_object(await (await self.manager()).use_times.records.look(chat), CONTROL)
 
     async def write_note(self, chat: ChatId, note: Mapping[str, Any]) -> None:
         times = (await self.manager()).use_times
@@ -213,7 +214,7 @@ class Control:
         manager = await self.manager()
         before, record = await manager.status(chat), await manager.use_times.records.look(chat)
         manager.use_times.note_use(chat)
-        note, has_lived = read_control(record), bool(record and record.backend)
+        note, has_lived = read_object(record, CONTROL), bool(record and record.backend)
         is_gone = before is None or before.sandbox_id is None
         is_first = before is None or note.get("first", False)
         wanted = {"project": project, "new": has_lived and is_gone, "first": is_first}
@@ -235,9 +236,9 @@ class Control:
             if manager.backend != "noop":
                 await manager.open(chat)
                 record = await manager.use_times.records.look(chat)
-                if not had_files and "saved" in read_backup(record):
+                if not had_files and "saved" in read_object(record, BACKUP):
                     # They came from a backup of another machine.
-                    await self.write_note(chat, {**read_control(record), "new": True})
+                    await self.write_note(chat, {**read_object(record, CONTROL), "new": True})
         except SandboxError as exc:
             # The next prepare tries again; the state says why there is none.
             logger.warning("chat %s: its sandbox cannot be made: %s", chat, exc)

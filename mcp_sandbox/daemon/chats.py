@@ -35,6 +35,7 @@ from mcp_sandbox.runner.wire.terminal_frames import (
 )
 from mcp_sandbox.sessions.manager import SessionManager
 from mcp_sandbox.sessions.session import Session
+from mcp_sandbox.workspace.projects import PROJECT
 
 _MOST_SHOWN = 10
 _TERM = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}")
@@ -84,6 +85,7 @@ class ChatControl:
             "egress": self._egress,
             "approvals": self._approvals,
             "backup": self._backup,
+            "project": self._project,
         }
 
     async def _list(self, arguments: JsonObject) -> JsonObject:
@@ -151,6 +153,16 @@ class ChatControl:
             word, by = arguments["word"], str(arguments.get("by"))
             approval = await approvals.answer(chat, approval.id, word, by)
         return {**asdict(approval), "chat": str(chat)}
+
+    async def _project(self, arguments: JsonObject) -> JsonObject:
+        """Take what lies at the paths of a chat's folders for these, where a person was asked."""
+        manager, chat = await self._find_named(arguments)
+        records, now_s = manager.use_times.records, manager.use_times.clock().wall_s
+        noted = await records.kept(chat, PROJECT) or {}
+        asked = {name: each["asked"] for name, each in noted.items() if "asked" in each}
+        known = {name: {"known": mark} for name, mark in asked.items()}
+        await records.keep(chat, PROJECT, lambda old: {**(old or {}), **known}, now_s)
+        return {"chat": str(chat), "accepted": asked}
 
     async def _backup(self, arguments: JsonObject) -> JsonObject:
         """List, find, make or restore backups of a chat: `do` is list, find, save or restore."""

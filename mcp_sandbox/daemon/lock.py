@@ -18,7 +18,7 @@ from pathlib import Path
 import anyio
 from anyio import to_thread
 
-from mcp_sandbox.durable import lock, unlock
+from mcp_sandbox.durable import check_trusted, lock, make_folder, unlock
 from mcp_sandbox.errors import AlreadyServed, StorageUnavailable
 
 # A daemon that ends waits for its running calls and ends its sandboxes.
@@ -198,18 +198,13 @@ def _check_folder(path: Path) -> None:
         )
     folder = path.parent
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = folder.stat()
+        make_folder(folder)
+        check_trusted(folder)
     except OSError as exc:
         raise StorageUnavailable(
             f"the socket's folder {folder} cannot be used: {exc.strerror}; name another with "
             "--socket"
         ) from exc
-    if found.st_uid != os.geteuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise StorageUnavailable(
-            f"others may write in the socket's folder {folder}, and could take the socket's place: "
-            "own it and `chmod 700` it, or name another with --socket"
-        )
 
 
 def _check_place(path: Path) -> None:

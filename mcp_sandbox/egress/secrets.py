@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from subprocess import DEVNULL
 from typing import Any
 
@@ -23,6 +24,7 @@ import anyio
 from anyio import to_thread
 
 from mcp_sandbox.config import SecretConfig
+from mcp_sandbox.durable import check_trusted
 from mcp_sandbox.egress.process.keeper import read_headers, write_headers
 from mcp_sandbox.egress.process.mask import Header, Mask
 from mcp_sandbox.egress.rules import EgressRule, EgressRules, write_rule
@@ -256,11 +258,9 @@ def _decoded(text: bytes) -> tuple[bytes, bytes]:
 
 def _contents(path: str, *, private: bool) -> bytes:
     """Return a file's beginning, enough to see that it is too long; do not wait for a pipe."""
+    if private:
+        check_trusted(Path(path), private=True)
     with open(path, "rb", opener=lambda name, how: os.open(name, how | os.O_NONBLOCK)) as file:
-        found, place = os.fstat(file.fileno()), shlex.quote(path)
-        if private and (found.st_uid != os.geteuid() or found.st_mode & 0o077):
-            remedy = f"chown {os.geteuid()} {place} && chmod 600 {place}"
-            raise PermissionError(errno.EPERM, f"others can read or change it: run `{remedy}`")
         return file.read(LONGEST + 2) or b""
 
 

@@ -86,17 +86,8 @@ def read_assistant_spec(record: ChatRecord | None) -> AssistantSpec:
     return AssistantSpec(**{**noted, "limits": _known(Limits, noted.get("limits"))})
 
 
-def read_backup(record: ChatRecord | None) -> Mapping[str, Any]:
-    """Return what is stored of the chat's backups; see `saving`."""
-    return _read_object(record, BACKUP)
-
-
-def read_control(record: ChatRecord | None) -> Mapping[str, Any]:
-    """Return what the control API stores with the chat; see `control.lifecycle`."""
-    return _read_object(record, CONTROL)
-
-
-def _read_object(record: ChatRecord | None, name: str) -> Mapping[str, Any]:
+def read_object(record: ChatRecord | None, name: str) -> Mapping[str, Any]:
+    """Return the object that is stored with the chat under `name`, an empty one if none is."""
     kept = record.further.get(name) if record else None
     return kept if isinstance(kept, dict) else {}
 
@@ -292,7 +283,7 @@ class SharedRecords(ChatRecords):
         await keep(chat, name, change, now_s)
 
     async def _write(self, record: ChatRecord) -> None:
-        note, kept = _note(record), read_backup(record)
+        note, kept = _note(record), read_object(record, BACKUP)
         if kept:
             epochs = (kept.get("epoch", 0), kept.get("newest", 0))
             note[BACKUP] = {**kept, "epoch": max(epochs)}
@@ -342,9 +333,9 @@ def _join(
     except ValueError:
         logger.warning("chat %s: its record in Redis is damaged, and passed over", chat)
         return mine
-    kept, further = dict(read_backup(mine)), dict(shared.further)
+    kept, further = dict(read_object(mine, BACKUP)), dict(shared.further)
     if BACKUP in further:
-        kept["newest"] = read_backup(shared).get("epoch", 0)
+        kept["newest"] = read_object(shared, BACKUP).get("epoch", 0)
         further[BACKUP] = kept
     return replace(shared, further=further)
 

@@ -23,7 +23,7 @@ from mcp_sandbox.config import SessionsConfig
 from mcp_sandbox.durable import read_note, set_aside, write_note
 from mcp_sandbox.errors import ChatElsewhere, SandboxError
 from mcp_sandbox.models import ChatId, SandboxId
-from mcp_sandbox.sessions.chat_records import ChatRecord, read_backup, read_control
+from mcp_sandbox.sessions.chat_records import BACKUP, CONTROL, ChatRecord, read_object
 from mcp_sandbox.sessions.sandbox.chat_sandbox import ChatSandbox
 from mcp_sandbox.sessions.sandbox.context import ChatUse, SessionContext
 from mcp_sandbox.sessions.settings import SessionSettings, list_chat_sandboxes
@@ -146,7 +146,7 @@ class Cleaner:
         unsaved = {
             chat
             for chat in chats
-            if self._saving and not read_backup(records.get(chat)).get("clean")
+            if self._saving and not read_object(records.get(chat), BACKUP).get("clean")
         }
         return _Seen(
             chat_ages.look(stamps, now),
@@ -173,7 +173,7 @@ class Cleaner:
     def _is_awaited(self, record: ChatRecord, now: Moment) -> bool:
         """Return whether a chat that has no files yet was prepared, and not long ago."""
         limit_s = self._settings.workspace.retention or math.inf
-        return bool(read_control(record)) and now.wall_s - record.used_s < limit_s
+        return bool(read_object(record, CONTROL)) and now.wall_s - record.used_s < limit_s
 
     async def _take(self, one: DueChat, seen: _Seen, dry_run: bool) -> list[GcItem]:
         """Move a chat's files to the trash, unless it was used since `seen`."""
@@ -202,7 +202,7 @@ class Cleaner:
     async def _forget(self, chat: ChatId) -> None:
         """Remove the record of a chat without files here, unless it says that it has backups."""
         if self._lost_with_sandbox or not (
-            self._saving and "saved" in read_backup(await self._records.get(chat))
+            self._saving and "saved" in read_object(await self._records.get(chat), BACKUP)
         ):
             await self._records.remove(chat)
         self.ledger.forget(chat)

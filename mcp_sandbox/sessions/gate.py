@@ -362,6 +362,7 @@ class Gate:
         with recorded(action.what, self._count) as record:
             record.chat, record.backend = action.chat, self._hold_of(action.chat).backend
             tool, given = _as_tool(action)
+            await self._audit.wait_for_room(action.chat)
             try:
                 self._narrow(action.chat, tool, given)
                 if action.judged:

@@ -24,11 +24,12 @@ from mcp_sandbox.errors import (
 )
 from mcp_sandbox.models import BackendName, ChatId, SandboxInfo, SessionStatus, Statistics
 from mcp_sandbox.sessions.chat_records import (
+    CONTROL,
     AssistantSpec,
     ChatRecord,
     UseTimes,
     read_assistant_spec,
-    read_control,
+    read_object,
 )
 from mcp_sandbox.sessions.cleaning import Cleaner, GcReport, Reaper
 from mcp_sandbox.sessions.gate import Action, Gate, PolicyCheck
@@ -66,7 +67,7 @@ _CLOSED = (
 
 def name_session(chat: ChatId) -> str:
     """Return a short name of the chat that is the same in every server."""
-    return hashlib.sha256(str(chat).encode()).hexdigest()[:12]
+    return hashlib.sha256(str(chat).encode()).hexdigest()[:24]
 
 
 class SessionManager:
@@ -263,7 +264,7 @@ class SessionManager:
         running = {chat: use.sandbox for chat, use in uses.items() if use.sandbox}
         running.update(await list_chat_sandboxes(self._context.backend))
         records = {record.chat: record for record in await self._context.use_times.records.list()}
-        prepared = (chat for chat, record in records.items() if read_control(record))
+        prepared = (chat for chat, record in records.items() if read_object(record, CONTROL))
         elsewhere = await self.leases.find_elsewhere(records) if self.leases else {}
         for chat in elsewhere:
             if found := records[chat].sandbox_id:

@@ -29,7 +29,7 @@ from mcp_sandbox.errors import SandboxError, StorageUnavailable
 from mcp_sandbox.models import ChatId, Mount
 from mcp_sandbox.runtime.files import ROOTS, Files
 from mcp_sandbox.runtime.runtime import Runtime
-from mcp_sandbox.sessions.chat_records import BACKUP, ChatRecord, read_assistant_spec, read_backup
+from mcp_sandbox.sessions.chat_records import BACKUP, ChatRecord, read_assistant_spec, read_object
 from mcp_sandbox.sessions.sandbox.chat_sandbox import ChatSandbox
 from mcp_sandbox.sessions.sandbox.context import SessionContext
 from mcp_sandbox.sessions.sandbox.warm_pool import connect
@@ -98,7 +98,7 @@ class Saving:
 
     def status(self, chat: ChatId, record: ChatRecord | None) -> tuple[datetime | None, bool]:
         """Return when the chat's files were saved last, and whether they have changed since."""
-        kept, one = read_backup(record), self._chats.get(chat)
+        kept, one = read_object(record, BACKUP), self._chats.get(chat)
         at = datetime.fromtimestamp(kept["saved"], UTC) if "saved" in kept else None
         if one:
             return one.saved_at or at, one.changed_s is not None
@@ -133,7 +133,7 @@ class Saving:
         records = {record.chat: record for record in await self._context.records.list()}
         unknown = {*chats} - self._chats.keys()
         for chat in unknown - await self._context.used_elsewhere(unknown):
-            kept = read_backup(records.get(chat))
+            kept = read_object(records.get(chat), BACKUP)
             if not kept.get("clean") and kept.get("newest", 0) > kept.get("epoch", 0):
                 await self.let_go(chat)
             elif not kept.get("clean"):
@@ -265,7 +265,7 @@ class Saving:
         """
         here = await self._context.workspaces.exist(chat)
         if chat not in self._chats:
-            now_s, is_left = self._now_s(), here and not read_backup(record).get("clean")
+            now_s, is_left = self._now_s(), here and not read_object(record, BACKUP).get("clean")
             self._chats[chat] = _Chat(changed_s=now_s if is_left else None, called_s=now_s)
         unpack = partial(self._unpack, chat, record)
         return await self._bring(chat, record, unpack, here=here, runs=runs) is not None
@@ -283,7 +283,7 @@ class Saving:
 
         Return the backups that there are; None, and do nothing, if a sandbox `runs` on older files.
         """
-        kept, one, notices = read_backup(record), self._chats[chat], self._context.notices
+        kept, one, notices = read_object(record, BACKUP), self._chats[chat], self._context.notices
         own, latest = (int(kept.get(name, 0)) for name in ("epoch", "newest"))
         lease = self._context.check_lease(chat)
         one.epoch, found = lease or own or 1, one.wanted
@@ -314,7 +314,9 @@ class Saving:
 
     def describe(self, chat: ChatId, record: ChatRecord | None) -> Mapping[str, Any]:
         """Return what is `further` stored of a chat whose sandbox is open."""
-        kept = {name: value for name, value in read_backup(record).items() if name != "newest"}
+        kept = {
+            name: value for name, value in read_object(record, BACKUP).items() if name != "newest"
+        }
         news = self._chats[chat].describe(kept, clean=False)
         return {**(record.further if record else {}), BACKUP: news}
 

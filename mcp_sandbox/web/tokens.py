@@ -9,7 +9,6 @@ import hashlib
 import hmac
 import os
 import secrets
-import stat
 import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
@@ -18,7 +17,7 @@ from pathlib import Path
 from anyio import to_thread
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from mcp_sandbox.durable import locked, write_file
+from mcp_sandbox.durable import check_trusted, locked, write_file
 from mcp_sandbox.errors import ConfigError, InvalidArgument, NotFound
 from mcp_sandbox.models import ChatId, TokenGrant, TokenScope
 from mcp_sandbox.workspace.layout import open_data_root, storage_errors
@@ -60,24 +59,16 @@ class TokenFile:
         """Return all tokens, the expired ones too.
 
         Raises:
-            ConfigError: the file is damaged, or others may change it.
-            StorageUnavailable: it cannot be read.
+            ConfigError: the file is damaged.
+            StorageUnavailable: it cannot be read, or others may change it.
         """
         with storage_errors(self._data_root):
             try:
+                check_trusted(self._path)
                 descriptor = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
             except FileNotFoundError:
                 return ()
             with os.fdopen(descriptor, "rb") as stream:
-                status = os.fstat(descriptor)
-                others_write = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-                own = stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
-                if not own or others_write:
-                    raise ConfigError(
-                        f"{self._path} is not a file that only this user can change, so no token "
-                        f"is accepted: find out who changed it, then `chown {os.geteuid()}` and "
-                        "`chmod 600` it"
-                    )
                 data = stream.read(_LARGEST_FILE + 1)
         try:
             return _Content.model_validate_json(data[:_LARGEST_FILE]).tokens

@@ -123,13 +123,6 @@ def empty(
     return gone, tuple(name for name in due if name not in gone)
 
 
-def drop_earlier(trash: int, chat: ChatId, keep: str, checkpoint: meter.Checkpoint) -> None:
-    """Delete what the chat discarded before `keep`: or resets would fill the disk for a day."""
-    for name in list_items(trash):
-        if name != keep and read_owner(trash, name) == chat:
-            _delete_item(trash, name.encode(), checkpoint)
-
-
 def _delete_item(trash: int, name: bytes, checkpoint: meter.Checkpoint) -> bool:
     """Delete an item; False when something in it would not go."""
     progress = True
@@ -302,8 +295,8 @@ class Workspaces:
         """Return the chat's trees, made if absent."""
         return await to_thread.run_sync(self._open, chat, limiter=self._layout_limiter)
 
-    async def discard(self, chat: ChatId) -> ChatDirectories:
-        """Begin an empty workspace; the old one goes to the trash, earlier ones are deleted.
+    async def discard(self, chat: ChatId) -> str:
+        """Begin an empty workspace; the old one goes to the trash, as an item of this name.
 
         No sandbox of the chat may be running: it would go on in the discarded tree.
         """
@@ -371,13 +364,13 @@ class Workspaces:
             trees = {kind: self._path(kind, chat) for kind in kinds}
             return chat_directories(trees, os.fstat(workspace).st_ino, planned, self.data_root)
 
-    def _discard(self, chat: ChatId) -> ChatDirectories:
+    def _discard(self, chat: ChatId) -> str:
         with layout.sandbox_directory(self.data_root) as sandbox, ExitStack() as stack:
             trees = self._present(stack, sandbox, chat, _DISCARDED)
             bin_ = layout.enter(stack, sandbox, "trash")
             thrown = throw_away(bin_, trees, chat, self._now())
-            drop_earlier(bin_, chat, thrown, from_thread.check_cancelled)
-        return self._open(chat)
+        self._open(chat)
+        return thrown
 
     def _remove(self, chat: ChatId) -> None:
         with layout.sandbox_directory(self.data_root) as sandbox, ExitStack() as stack:
@@ -490,6 +483,14 @@ class Workspaces:
 
     def _path(self, kind: str, chat: ChatId) -> Path:
         return self.data_root / "sandbox" / kind / chat.user / f"chat-{chat.chat}"
+
+
+async def drop_earlier(workspaces: Workspaces, chat: ChatId, keep: str) -> None:
+    """Delete what else the chat has in the trash; it takes long, and if it fails, goes in a day."""
+    with suppress(StorageUnavailable):
+        items = await workspaces.trashed(measured=False)
+        earlier = {each.name for each in items if each.chat == chat} - {keep}
+        await workspaces.empty_trash(is_due=earlier.__contains__)
 
 
 def _allocated_bytes(bin_: int, name: str) -> int:

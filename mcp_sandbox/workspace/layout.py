@@ -20,8 +20,10 @@ import stat
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path, PurePosixPath
 
+from mcp_sandbox.durable import check_trusted, make_folder
 from mcp_sandbox.errors import ConfigError, StorageUnavailable
 from mcp_sandbox.models import ChatId, Mount
 from mcp_sandbox.workspace import beneath
@@ -192,25 +194,19 @@ def storage_errors(data_root: Path) -> Generator[None]:
 def open_data_root(path: Path) -> int:
     """Open the data root, made when absent; StorageUnavailable unless it is ours alone to write."""
     try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        root = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        make_folder(path)
+        _check_trusted(path, path.stat().st_ctime_ns)
+        return os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     except (FileExistsError, NotADirectoryError) as exc:
         raise StorageUnavailable(
             f"the data directory {path} is not a directory: name another one"
         ) from exc
-    status = os.fstat(root)
-    if status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        return root
-    os.close(root)
-    if status.st_uid != os.geteuid():
-        raise StorageUnavailable(
-            f"the data directory {path} belongs to uid {status.st_uid}, and this is uid "
-            f"{os.geteuid()}: run as its owner, or name another data directory"
-        )
-    raise StorageUnavailable(
-        f"others may write to the data directory {path}: run `chmod go-w {path}`, "
-        "or name another data directory"
-    )
+
+
+@lru_cache
+def _check_trusted(path: Path, _changed: int) -> None:
+    """Check it when it has changed: sandboxes are started by it."""
+    check_trusted(path)
 
 
 @contextmanager

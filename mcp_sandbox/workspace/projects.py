@@ -15,12 +15,15 @@ import stat
 import sys
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import anyio
 from anyio import to_thread
 
+from mcp_sandbox import durable
+from mcp_sandbox.backends.sandbox_records import boot_id
 from mcp_sandbox.config import ProjectConfig, home
 from mcp_sandbox.errors import ConfigError, InvalidArgument
 from mcp_sandbox.models import ChatId, FolderIdentity, Mount, ProjectAccess
@@ -29,7 +32,10 @@ from mcp_sandbox.workspace.directory import RESTORED
 
 logger = logging.getLogger(__name__)
 
-TARGET = "/project"
+# Which directory each path led to: "known" as a chat had it, "asked" where it became another.
+Noted = Mapping[str, Mapping[str, Any]]
+Steps = Sequence[tuple[Path, os.stat_result]]
+TARGET, PROJECT = "/project", "project"
 _COPY_S = 120.0
 _SAID: Mapping[ProjectAccess, str] = {
     "ro": "the user's folder, read-only",
@@ -44,12 +50,15 @@ class ProjectView:
     """What a sandbox shows of `folder`; `said` tells it to the agent, without paths of the host.
 
     `identity` is the directory that was checked; what came to lie at its path later is another.
+    `noted` is what the chat's record keeps of its folders; `question`, if a person has to be asked.
     """
 
     folder: Path | None
     mounts: tuple[Mount, ...] = ()
     notice: str = ""
     identity: FolderIdentity | None = None
+    noted: Noted = field(default_factory=dict[str, Any])
+    question: str = ""
 
 
 class ClientFolders:
@@ -106,8 +115,10 @@ class Projects:
         """Return what the chat's sandbox is to show, None if nothing."""
         return None if self._settings.access == "none" else self._folders.of(chat)
 
-    async def show(self, chat: ChatId) -> ProjectView:
+    async def show(self, chat: ChatId, noted: Noted) -> ProjectView:
         """Return the mount of the chat's folder; none if it has none, or one that is refused.
+
+        Nor where another is at its path than was `noted`, by the doing of another user.
 
         Raises:
             ConfigError: the copy cannot be made; the message says what to change.
@@ -119,15 +130,22 @@ class Projects:
         if named is None:
             return ProjectView(None, notice="none: the client named no folder")
         try:
-            folder = await to_thread.run_sync(check_folder, named, self._private)
-            source = await self._copy(chat, folder) if access == "copy" else folder
-            identity = await to_thread.run_sync(identify, source)
-        except InvalidArgument as exc:
+            steps = await to_thread.run_sync(check_folder, named, self._private)
+            noted, question = await to_thread.run_sync(_compare, named, noted, steps)
+            if question:
+                question += f"`mcp-sandbox project accept {chat}` if it is as it should be"
+                return ProjectView(None, (), f"none: {question}", noted=noted, question=question)
+            if access == "copy":
+                copy = await self._copy(chat, steps[-1][0])
+                steps = await to_thread.run_sync(lambda: [*durable.follow(copy)])
+        except (InvalidArgument, OSError) as exc:
             logger.warning("chat %s works without its folder: %s", chat, exc)
             notice = "none: the client's folder may not be shown; the server's log says why"
             return ProjectView(named, notice=notice)
+        source, found = steps[-1]
+        identity = FolderIdentity(found.st_dev, found.st_ino, found.st_ctime_ns)
         mount = Mount(source, TARGET, read_only=access == "ro")
-        return ProjectView(named, (mount,), f"{TARGET}: {_SAID[access]}", identity)
+        return ProjectView(named, (mount,), f"{TARGET}: {_SAID[access]}", identity, noted)
 
     async def _copy(self, chat: ChatId, folder: Path) -> Path:
         """Make the chat's copy at its first call; later ones find it as the chat left it."""
@@ -166,16 +184,16 @@ class Projects:
         return self._data_root.resolve() / "sandbox" / "project" / chat.user / f"chat-{chat.chat}"
 
 
-def check_folder(folder: Path, private: Sequence[Path], *, or_root: bool = False) -> Path:
-    """Return the folder without links on the way if a sandbox may show it; else InvalidArgument.
+def check_folder(folder: Path, private: Sequence[Path], *, or_root: bool = False) -> Steps:
+    """Return the way to a folder that a sandbox may show, as `follow` does; else InvalidArgument.
 
     It must belong to this user, or, with `or_root`, to root.
     """
     try:
-        real = folder.resolve(strict=True)
-        found = real.stat()
-    except (OSError, RuntimeError) as exc:
+        steps = [*durable.follow(folder)]
+    except OSError as exc:
         raise InvalidArgument(f"the folder {folder} cannot be used: {exc}") from exc
+    real, found = steps[-1]
     if not stat.S_ISDIR(found.st_mode):
         raise _refused(real, "it is not a folder")
     if found.st_uid != os.geteuid() and not (or_root and found.st_uid == 0):
@@ -187,23 +205,27 @@ def check_folder(folder: Path, private: Sequence[Path], *, or_root: bool = False
     for place in (each.resolve() for each in private):
         if real.is_relative_to(place) or place.is_relative_to(real):
             raise _refused(real, f"it holds or lies in {place}, which is the server's own")
-    return real
+    return steps
 
 
-def identify(folder: Path) -> FolderIdentity:
-    """Return which directory lies at an absolute path without links; else InvalidArgument."""
-    flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-    here = os.open("/", flags)
-    try:
-        for name in folder.parts[1:]:
-            above, here = here, os.open(name, flags, dir_fd=here)
-            os.close(above)
-        found = os.fstat(here)
-    except OSError as exc:
-        raise _refused(folder, f"{exc.strerror}, since it was looked at") from exc
-    finally:
-        os.close(here)
-    return FolderIdentity(found.st_dev, found.st_ino, found.st_ctime_ns)
+def _compare(folder: Path, noted: Noted, steps: Steps) -> tuple[Noted, str]:
+    """Return what to note of a folder, and what to ask a person, "" if nothing."""
+    real, found = steps[-1]
+    # By whose doing it is there; root may do anything, and does not count.
+    owners = sorted({each.st_uid for _, each in steps} - {0})
+    mark = {"path": str(real), "inode": found.st_ino, "device": found.st_dev}
+    mark |= {"boot": boot_id(), "owners": owners}
+    known = noted.get(str(folder), {}).get("known", mark)
+    # The numbers of devices change from boot to boot.
+    numbers = ("inode", "device") if known["boot"] == mark["boot"] else ("inode",)
+    strangers = ", ".join(f"uid {uid}" for uid in owners if uid not in known["owners"])
+    if not strangers or all(known[number] == mark[number] for number in numbers):
+        return {**noted, str(folder): {"known": mark}}, ""
+    return (
+        {**noted, str(folder): {"known": known, "asked": mark}},
+        f"another folder than before is at the path of the user's, by the doing of {strangers}: "
+        "ask the user to look at it, and to run ",
+    )
 
 
 def _refused(folder: Path, why: str) -> InvalidArgument:

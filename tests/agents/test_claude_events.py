@@ -17,7 +17,6 @@ from mcp_sandbox.agents.events import (
     ToolCall,
     ToolResult,
     Unknown,
-    Usage,
 )
 from mcp_sandbox.agents.executors import find_executor
 from mcp_sandbox.agents.executors.claude import Claude
@@ -84,10 +83,8 @@ def test_a_turn_is_told_in_its_order() -> None:
         ToolResult("t1", "a.txt"),
         Completion(
             "All done.",
-            usage=Usage(input=123, output=7, total=130, cached=100),
             cost_usd=0.5,
             turns=3,
-            duration_ms=909,
             session_id="s-1",
         ),
     ]

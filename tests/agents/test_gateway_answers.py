@@ -43,6 +43,7 @@ async def test_tokens_of_a_whole_answer_are_counted(tmp_path: Path) -> None:
             await run.post()
         counts = run.gateway.counts
         assert (counts.requests, counts.input_tokens, counts.output_tokens) == (2, 34, 14)
+        assert counts.cached_tokens == 10
         assert counts.sent == sum(len(heard.raw) for heard in service.heard)
         assert counts.received > 200
 

@@ -146,12 +146,28 @@ async def test_what_happens_is_told_in_its_order_and_the_result_comes_last(
         assert (completion.content, completion.is_error, completion.usage.total) == (
             "done",
             False,
-            3,
+            7,
         )
         again = await agent.execute(asked("end('again')"))
         assert 0 < again.duration_ms < 20_000
         assert replace(again, duration_ms=0) == Completion("again", usage=completion.usage, turns=1)
     await assert_nothing_is_left(session)
+
+
+@pytest.mark.parametrize(
+    ("said", "cost"),
+    [("0.25", 0.25), ("-5", None), ("float('inf')", None), ("float('nan')", None), ("None", None)],
+)
+async def test_who_writes_the_program_does_not_write_the_bill(
+    session: Session, said: str, cost: float | None
+) -> None:
+    """Tokens and time are the host's own count."""
+    lies = "usage={'input_tokens': -5, 'output_tokens': 10**30}, num_turns=-3, duration_ms=-9"
+    async with working(session) as agent:
+        last = await agent.execute(asked(f"end(total_cost_usd={said}, {lies})"))
+    assert (last.content, last.usage, last.cost_usd) == ("done", Usage(5, 2, 7), cost)
+    assert last.turns == 0
+    assert last.duration_ms > 0
 
 
 async def test_a_request_goes_in_by_file_and_stdin_and_by_no_argument(session: Session) -> None:

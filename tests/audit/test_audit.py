@@ -296,12 +296,12 @@ async def test_the_head_is_in_the_log_every_hour_and_at_the_end(
 
 def test_a_line_that_would_have_to_wait_is_not_waited_for(folder: Path) -> None:
     ours, other = AuditWriter(folder, 1 << 20), AuditWriter(folder, 1 << 20)
-    assert not ours.append("begun", {}, wait=False)
-    assert ours.append("begun", {}, wait=True) == 1
-    assert ours.append("begun", {}, wait=False) == 2
-    assert other.append("begun", {}, wait=True) == 3
-    assert not ours.append("begun", {}, wait=False)
-    assert ours.append("begun", {}, wait=True) == 4
+    assert ours.append("begun", {}, wait=False) == (0, 0)
+    assert ours.append("begun", {}, wait=True)[0] == 1
+    assert ours.append("begun", {}, wait=False)[0] == 2
+    assert other.append("begun", {}, wait=True)[0] == 3
+    assert ours.append("begun", {}, wait=False) == (0, 0)
+    assert ours.append("begun", {}, wait=True)[0] == 4
     ours.close()
     other.close()
     assert json.loads((folder / "audit.jsonl").read_text().splitlines()[-1])["n"] == 4

@@ -1,5 +1,6 @@
 """A client's folder is what was checked, or it is not shown."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -7,9 +8,8 @@ import pytest
 from mcp_sandbox.app.chats import open_manager
 from mcp_sandbox.config import Config, ProjectConfig
 from mcp_sandbox.errors import SandboxGone
-from mcp_sandbox.models import FolderIdentity
 from mcp_sandbox.workspace import projects
-from mcp_sandbox.workspace.projects import ClientFolders, identify
+from mcp_sandbox.workspace.projects import ClientFolders, Steps, check_folder
 from tests.contract.conftest import CHAT
 
 
@@ -20,14 +20,15 @@ async def test_a_folder_that_a_link_replaces_after_the_check_is_not_shown(
     folder = tmp_path / "above" / "sandbox"
     folder.mkdir(parents=True)
 
-    def identify_and_swap(checked: Path) -> FolderIdentity:
-        found = identify(checked)
+    def check_and_swap(named: Path, private: Sequence[Path]) -> Steps:
+        found = check_folder(named, private)
+        checked, _ = found[-1]
         checked.parent.rename(tmp_path / "away")
         # It has a folder of that name, with the files of every chat.
         checked.parent.symlink_to(config.data_dir)
         return found
 
-    monkeypatch.setattr(projects, "identify", identify_and_swap)
+    monkeypatch.setattr(projects, "check_folder", check_and_swap)
     folders = ClientFolders()
     showing = config.model_copy(update={"project": ProjectConfig(access="rw")})
     async with open_manager(showing, folders) as manager:

@@ -26,7 +26,7 @@ from mcp_sandbox.sessions.chat_records import (
     ChatRecord,
     ChatRecords,
     SharedRecords,
-    read_backup,
+    read_object,
 )
 from mcp_sandbox.storage.leases import Leases
 from mcp_sandbox.storage.redis import FleetStore, Server
@@ -178,7 +178,7 @@ async def test_servers_see_what_each_other_wrote_but_not_whose_files_are_saved(
             assert found.further == {**record(ANN).further, BACKUP: {"newest": 7}}
             assert await b.here.list() == []
             await b.put(found)
-            assert read_backup(await a.look(ANN))["newest"] == 7
+            assert read_object(await a.look(ANN), BACKUP)["newest"] == 7
             await b.here.remove(ANN)
             await b.keep(ANN, BACKUP, lambda _: {"epoch": 5}, NOON)
             (found,) = await b.list()

@@ -131,6 +131,21 @@ async def test_whatever_cannot_be_read_is_answered_by_a_problem(
     assert answer.json()["status"] == answer.status_code
 
 
+async def test_an_id_has_96_bits_and_the_short_one_of_earlier_versions_is_taken(
+    tmp_path: Path,
+) -> None:
+    async with platform(tmp_path) as here:
+        session = (await here.prepare("c1"))["id"]
+        assert re.fullmatch("[0-9a-f]{24}", session)
+    async with platform(tmp_path) as here:  # A server that knows it from the record alone.
+        for name in (session[:12], session):
+            assert (await here.data("GET", f"sandbox/{name}/status"))["id"] == session
+        assert (await here.ask("GET", f"sandbox/{session[:13]}/status")).status_code == 404
+        other = await here.with_token("bob", "control")
+        assert (await other.ask("GET", f"sandbox/{session[:12]}/status")).status_code == 404
+        await other.http.aclose()
+
+
 async def test_sessions_of_others_and_unknown_ones_are_not_there_alike(tmp_path: Path) -> None:
     async with platform(tmp_path) as here:
         session = (await here.prepare("c1"))["id"]

@@ -1,10 +1,11 @@
 """The folder of a client in its chat's sandbox, as the operator allows it."""
 
+import os
 from pathlib import Path
 
 import pytest
 
-from tests.daemon.running import dialled, in_chat, place, running
+from tests.daemon.running import command, dialled, in_chat, place, running
 
 BACKENDS = [
     pytest.param("bubblewrap", marks=pytest.mark.bubblewrap),
@@ -102,3 +103,57 @@ async def test_the_agent_is_told_of_the_folder_and_cannot_name_another(
     assert "does not see the user's files" not in said
     named = {name for tool in tools for name in tool["inputSchema"].get("properties", {})}
     assert not {"project", "mount", "image"} & named
+
+
+STRANGER = 4321
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root makes files of other users")
+
+
+@as_root
+@pytest.mark.bubblewrap
+@pytest.mark.parametrize("on_the_way", [False, True])
+async def test_a_folder_that_another_user_replaced_is_shown_when_a_person_accepts_it(
+    on_the_way: bool, tmp_path: Path, project: Path
+) -> None:
+    """The link leads to a folder of the same user, so that nothing but its owner tells."""
+    where, shared, secret = place(tmp_path, "bubblewrap"), tmp_path / "shared", tmp_path / "mine"
+    (secret / "code").mkdir(parents=True)
+    (secret / "code" / "secret.txt").touch()
+    (shared / "team").mkdir(parents=True)
+    named = shared / "team" / "code"
+    project.rename(named)
+    swapped, target = (named.parent, secret) if on_the_way else (named, secret / "code")
+    async with running(where, "--project-dir", "ro") as daemon:
+        async with in_chat(where, "c", project=str(named)) as client:
+            assert "main.py" in await client.exec("ls /project")
+            swapped.rename(tmp_path / "away")
+            swapped.symlink_to(target)
+            os.lchown(swapped, STRANGER, STRANGER)
+            assert (await command(where, "stop", "c")).code == 0
+            said = str(await client.call("exec", command="ls -d /project"))
+            assert "cannot access" in said
+            assert f"uid {STRANGER}" in said
+            assert "`mcp-sandbox project accept local/c`" in said
+            refused = await command(where, "project accept", "c")
+            assert refused.code == 1
+            assert "give --yes" in refused.err
+            assert "cannot access" in await client.exec("ls -d /project")
+            accepted = await command(where, "project accept", "c", "--yes")
+            assert f"sees {secret / 'code'} for {named} from now on" in accepted.out, accepted.err
+            assert await client.exec("ls /project") == "secret.txt\n"
+            again = await command(where, "project accept", "c", "--yes")
+            assert "no folder waits" in again.out
+        assert daemon.process.returncode is None
+
+
+@pytest.mark.bubblewrap
+async def test_a_new_clone_by_the_same_user_is_shown_at_once(tmp_path: Path, project: Path) -> None:
+    where = place(tmp_path, "bubblewrap")
+    async with running(where, "--project-dir", "ro"):
+        async with in_chat(where, "c", project=str(project)) as client:
+            assert "main.py" in await client.exec("ls /project")
+            project.rename(tmp_path / "away")
+            project.mkdir()
+            (project / "anew").touch()
+            assert (await command(where, "stop", "c")).code == 0
+            assert await client.exec("ls /project") == "anew\n"

@@ -194,4 +194,4 @@ async def test_a_data_root_that_fails_is_looked_at_again(
     os.chmod(tmp_path / "data", 0o700)
     clock.pass_(3600)
     await reaper.look_at_files()
-    assert caplog.text.count("others may write") == 1
+    assert len(caplog.records) == 1

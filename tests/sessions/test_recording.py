@@ -95,3 +95,37 @@ async def test_where_nothing_can_be_recorded_nothing_runs_unless_it_may(data_roo
         may = config.model_copy(update={"audit": AuditConfig(on_error="go_on")})
         async with open_manager(may) as manager:
             assert (await (await manager.session(CHAT)).exec("true")).success
+
+
+async def test_a_chat_that_records_too_much_waits_and_another_does_not(data_root: Path) -> None:
+    """Of its calls none has run that is not recorded; one of its neighbour never waits."""
+    config = configured("unsafe-local", data_root)
+    audit = AuditConfig(max_minute=64 << 10)
+    ran, large = list[int](), f"true {'x' * 2000}"
+    with anyio.fail_after(40):
+        async with (
+            open_manager(config.model_copy(update={"audit": audit})) as manager,
+            anyio.create_task_group() as tasks,
+        ):
+            neighbour = await manager.session(ChatId("tester", "neighbour"))
+            flooder = await manager.session(CHAT)
+
+            async def flood() -> None:
+                while True:
+                    await flooder.exec(large)
+                    ran.append(0)
+
+            for _ in range(4):
+                tasks.start_soon(flood)
+            spent = manager._context.audit
+            while spent._busy_until_s.get((CHAT.user, CHAT.chat), 0) < anyio.current_time() + 60:
+                await anyio.lowlevel.checkpoint()
+            for number in range(20):
+                await neighbour.write_file("mine", f"{number}".encode())
+            before, recorded = len(ran), await calls(config)
+            tasks.cancel_scope.cancel()
+    assert before == len(ran)
+    size = sum(len(json.dumps(each)) for each in recorded)
+    assert 64 << 10 <= size < 96 << 10
+    begun = [each for each in recorded if each["kind"] == "begun"]
+    assert before <= len(begun) <= before + 4

@@ -96,7 +96,7 @@ def test_a_damaged_file_lets_nobody_in_and_is_not_replaced(data_root: Path, cont
 def test_a_file_that_others_can_change_lets_nobody_in(data_root: Path) -> None:
     _, secret = TokenFile(data_root).add("alice")
     place(data_root).chmod(0o666)
-    with pytest.raises(ConfigError, match="chmod 600"):
+    with pytest.raises(StorageUnavailable, match="chmod go-w"):
         ask(Tokens(data_root).find, secret)
 
 

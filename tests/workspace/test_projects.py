@@ -34,7 +34,7 @@ def projects(tmp_path: Path, folders: ClientFolders, **settings: object) -> Proj
 async def mounts(tmp_path: Path, folder: Path, **settings: object) -> tuple[Mount, ...]:
     folders = ClientFolders()
     with anyio.fail_after(20), folders.bring(CHAT, folder):
-        return (await projects(tmp_path, folders, **settings).show(CHAT)).mounts
+        return (await projects(tmp_path, folders, **settings).show(CHAT, {})).mounts
 
 
 async def copied(tmp_path: Path, project: Path, **settings: object) -> Path:
@@ -72,9 +72,9 @@ async def test_a_folder_is_shown_to_its_chat_while_its_client_is_there(
     folders = ClientFolders()
     known = projects(tmp_path, folders, access="ro")
     with folders.bring(CHAT, project):
-        assert (await known.show(CHAT)).mounts
-        assert (await known.show(ChatId("me", "other"))).mounts == ()
-    assert (await known.show(CHAT)).mounts == ()
+        assert (await known.show(CHAT, {})).mounts
+        assert (await known.show(ChatId("me", "other"), {})).mounts == ()
+    assert (await known.show(CHAT, {})).mounts == ()
 
 
 def test_of_several_clients_the_last_one_that_is_there_counts() -> None:
@@ -118,7 +118,7 @@ def test_what_must_stay_out_is_refused(
 
 def test_a_link_is_followed_once_and_its_end_is_what_counts(tmp_path: Path, project: Path) -> None:
     (tmp_path / "home" / "link").symlink_to("project")
-    assert check_folder(tmp_path / "home" / "link", ()) == project
+    assert check_folder(tmp_path / "home" / "link", ())[-1][0] == project
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
@@ -289,3 +289,31 @@ async def test_a_copy_counts_as_the_chats_and_goes_with_it(tmp_path: Path, proje
     assert (await workspaces.open_disk_usage(CHAT).usage()).used_bytes > 500_000
     await workspaces.remove(CHAT)
     assert not copy.parent.exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes files of other users")
+@pytest.mark.parametrize(
+    ("differs", "asks"),
+    [
+        ({}, False),
+        ({"boot": "earlier", "device": -1}, False),
+        ({"boot": "earlier", "inode": -1}, True),
+        ({"device": -1}, True),
+        ({"inode": -1, "owners": [4321]}, False),
+    ],
+)
+async def test_a_folder_is_another_by_its_inode_and_in_one_boot_by_its_device(
+    differs: dict[str, object], asks: bool, tmp_path: Path, project: Path
+) -> None:
+    link, folders = tmp_path / "link", ClientFolders()
+    link.symlink_to(project)
+    os.lchown(link, 4321, 4321)
+    known = projects(tmp_path, folders, access="ro")
+    with folders.bring(CHAT, link):
+        mark = (await known.show(CHAT, {})).noted[str(link)]["known"]
+        assert (mark["owners"], mark["inode"]) == ([4321], project.stat().st_ino)
+        before = {**mark, "owners": [], **differs}
+        shown = await known.show(CHAT, {str(link): {"known": before}})
+    assert bool(shown.question) == asks
+    assert bool(shown.mounts) != asks
+    assert ("asked" in shown.noted[str(link)]) == asks

@@ -175,18 +175,11 @@ def _completion(message: dict[str, Any], is_error: bool) -> event_types.Completi
     # A model error is told as a success that is an error.
     content = message.get("result") or "\n".join(message.get("errors") or ())
     word = message.get("terminal_reason") or message["subtype"]
-    used: dict[str, Any] = message.get("usage") or {}
-    made, cached = used.get("output_tokens") or 0, used.get("cache_read_input_tokens") or 0
-    given = cached + sum(
-        used.get(f"{kind}_tokens") or 0 for kind in ("input", "cache_creation_input")
-    )
     return event_types.Completion(
         content,
         is_error=is_error,
         reason=f"{word}: {content}" if is_error else "",
-        usage=event_types.Usage(given, made, given + made, cached),
         cost_usd=message.get("total_cost_usd"),
         turns=message.get("num_turns", 0),
-        duration_ms=message.get("duration_ms", 0),
         session_id=message.get("session_id", ""),
     )

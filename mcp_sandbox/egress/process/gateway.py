@@ -191,6 +191,7 @@ class Counts:
     sent: int = 0
     received: int = 0
     input_tokens: int = 0
+    cached_tokens: int = 0
     output_tokens: int = 0
 
 
@@ -225,6 +226,8 @@ class UsageReader:
             self._counts.output_tokens += more
         else:
             self._counts.input_tokens += more
+        if name == b"cache_read_input_tokens":
+            self._counts.cached_tokens += more
 
 
 class Gateway:

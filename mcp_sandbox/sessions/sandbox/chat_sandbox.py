@@ -16,6 +16,7 @@ from mcp_sandbox.sessions.sandbox.lifecycle import SandboxLifecycle
 from mcp_sandbox.sessions.sandbox.notices import describe_end, describe_lost
 from mcp_sandbox.sessions.skill_pins import ChatPins
 from mcp_sandbox.telemetry.calls import span
+from mcp_sandbox.workspace.directory import drop_earlier
 
 
 class ChatSandbox:
@@ -384,7 +385,9 @@ class ChatSandbox:
                         await self._context.records.put(
                             replace(record, further=reset_kept(record.further))
                         )
-                    await self._context.workspaces.discard(self.chat)
+                    workspaces = self._context.workspaces
+                    thrown = await workspaces.discard(self.chat)
+                    self._context.tasks.start_soon(drop_earlier, workspaces, self.chat, thrown)
                 elif files == "remove":
                     await self._context.workspaces.remove(self.chat)
                     await self._context.records.remove(self.chat)

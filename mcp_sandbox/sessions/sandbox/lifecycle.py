@@ -31,7 +31,7 @@ from mcp_sandbox.sessions.chat_records import (
     CONTROL,
     ChatRecord,
     read_assistant_spec,
-    read_control,
+    read_object,
 )
 from mcp_sandbox.sessions.sandbox.context import OpenSandbox, SessionContext, describe_death
 from mcp_sandbox.sessions.sandbox.notices import describe_lost
@@ -44,7 +44,7 @@ from mcp_sandbox.sessions.settings import (
 )
 from mcp_sandbox.telemetry.logs import event
 from mcp_sandbox.workspace.directory import ChatDirectories
-from mcp_sandbox.workspace.projects import ProjectView
+from mcp_sandbox.workspace.projects import PROJECT, ProjectView
 
 logger = logging.getLogger(__name__)
 
@@ -99,7 +99,7 @@ class SandboxLifecycle:
         self._settle(record, is_new=is_new)
         await self._files.prepare(self._chat, record)
         has_files = context.saving and await context.workspaces.exist(self._chat)
-        shown = await context.projects.show(self._chat)
+        shown = await context.projects.show(self._chat, read_object(record, PROJECT))
         may_adopt = is_new and is_plain and not (has_files or shown.mounts)
         opened = await context.pool.adopt(self._chat) if context.pool and may_adopt else None
         news = ""
@@ -118,7 +118,7 @@ class SandboxLifecycle:
         lived = record.backend if record else None
         # A chat without files can have a record too, of a question about its first call; and one
         # with files, whose first sandbox was being made when its server was killed.
-        is_begun = record is not None and read_control(record).get("first") is True
+        is_begun = record is not None and read_object(record, CONTROL).get("first") is True
         is_lost = lived is None and not (is_new or is_begun)
         if record and is_lost and here == "unsafe-local":
             raise BackendUnavailable(
@@ -145,13 +145,16 @@ class SandboxLifecycle:
         """Note in the chat's record which sandbox it has; if that fails, the labels still tell."""
         context, now, (sandbox, runtime) = self._context, self._context.use_times.clock(), opened
         before = record or ChatRecord(self._chat, None, created_s=now.wall_s, used_s=now.wall_s)
+        further = self._files.describe(self._chat, record)
+        if shown.question:
+            context.notices.add(self._chat, f"There is no /project: {shown.question}.")
         bound = replace(
             before,
             backend=context.backend.name,
             sandbox_id=sandbox.id,
             image=sandbox.facts.image,
             spec=sandbox.labels.get(SPEC, ""),
-            further=self._files.describe(self._chat, record),
+            further={**further, PROJECT: shown.noted} if shown.noted else further,
         )
         if bound != record:
             try:
@@ -168,7 +171,7 @@ class SandboxLifecycle:
             return None
         directories = await context.workspaces.open(self._chat)
         # Before the connection, which a failure here would leave open.
-        shown = await context.projects.show(self._chat)
+        shown = await context.projects.show(self._chat, read_object(record, PROJECT))
         reached = await self._reach(sandbox_id, directories)
         if reached is None:
             return None
@@ -233,7 +236,8 @@ class SandboxLifecycle:
     async def renew(self, held: OpenSandbox) -> str | None:
         """End an open sandbox made otherwise than wanted now; return a notice, None if it stays."""
         record = await self._context.records.get(self._chat)
-        wanted = await self._wanted(await self._context.projects.show(self._chat), record)
+        shown = await self._context.projects.show(self._chat, read_object(record, PROJECT))
+        wanted = await self._wanted(shown, record)
         held.project = wanted.project
         return await self._replace(held.sandbox, held.runtime, wanted)
 

@@ -26,7 +26,7 @@ from mcp_sandbox.errors import (
 from mcp_sandbox.models import ChatId
 from mcp_sandbox.runtime.files import ROOTS
 from mcp_sandbox.runtime.runtime import Runtime
-from mcp_sandbox.sessions.chat_records import ChatRecord, ChatRecords, read_backup
+from mcp_sandbox.sessions.chat_records import BACKUP, ChatRecord, ChatRecords, read_object
 from mcp_sandbox.sessions.sandbox.chat_sandbox import ChatSandbox
 from mcp_sandbox.sessions.sandbox.context import OpenSandbox, SessionContext
 from mcp_sandbox.sessions.sandbox.files import PAUSE_S
@@ -124,7 +124,7 @@ class SandboxFiles(Saving):
         *,
         runs: bool = False,  # noqa: ARG002 - what runs is asked itself
     ) -> bool:
-        kept, one = read_backup(record), self._chats[chat]
+        kept, one = read_object(record, BACKUP), self._chats[chat]
         if one.changed_s is None and not kept.get("clean"):
             # A server has left it so, or the record was lost: what there is, is saved again.
             one.changed_s = one.called_s = self._now_s()
@@ -178,7 +178,7 @@ class SandboxFiles(Saving):
         """Return whether a sandbox has the chat's newest files; older ones are saved as such."""
         noted, one = await runtime.files.mark(), self._chats[chat]
         record = await self._context.records.get(chat)
-        kept, mark = read_backup(record), noted.mark
+        kept, mark = read_object(record, BACKUP), noted.mark
         is_known = not mark and record and record.sandbox_id == sandbox.id
         if is_known and (not noted.empty or self._marked.get(chat) == sandbox.token):
             # What ran inside has deleted it; else one of the same name may have lost its files.
