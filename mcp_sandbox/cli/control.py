@@ -101,10 +101,12 @@ def logs(
         )
     except NoDaemon as exc:
         path = state_folder() / "daemon.log"
-        if not path.exists():
+        files = [file for file in (Path(f"{path}.1"), path) if file.exists()]
+        if not files:
             raise
         print(f"{exc}; the last lines of those before, from {path}:", file=sys.stderr)
-        print(*deque(path.read_text(errors="replace").splitlines(), lines), sep="\n")
+        text = "".join(file.read_text(errors="replace") for file in files)
+        print(*deque(text.splitlines(), lines), sep="\n")
     except KeyboardInterrupt:
         raise typer.Exit(0) from None
 

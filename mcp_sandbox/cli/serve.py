@@ -28,6 +28,7 @@ from mcp_sandbox.cli.options import (
     tell_differences,
 )
 from mcp_sandbox.config import Config
+from mcp_sandbox.config.environment import state_folder
 from mcp_sandbox.relay.connect import run
 from mcp_sandbox.relay.place import DaemonAddress
 from mcp_sandbox.telemetry import logs
@@ -95,7 +96,7 @@ def serve(
 
     own = {"serve.idle_exit": idle_exit, "serve.http": http}
     loaded = load(config, data, backend, {**own, **_flags(log_format, project_dir, skills)})
-    logs.configure(loaded.config.serve.log_format)
+    logs.configure(loaded.config.serve.log_format, state_folder() / "daemon.log")
     chats.check(loaded.config)
     work = partial(daemon.serve, anonymous_http=allow_anonymous_loopback)
     anyio.run(work, loaded, socket_path(socket, data))

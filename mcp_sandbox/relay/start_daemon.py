@@ -117,7 +117,7 @@ def _hand_over(place: DaemonAddress) -> None:
 def _started(place: DaemonAddress) -> DaemonLink:
     log = os.path.join(state_folder(), "daemon.log")
     os.makedirs(os.path.dirname(log), mode=0o700, exist_ok=True)
-    if os.path.exists(log) and os.stat(log).st_size >= 8 << 20:
+    if os.path.exists(log) and os.stat(log).st_size >= 4 << 20:
         os.replace(log, f"{log}.1")
     before = os.stat(log).st_size if os.path.exists(log) else 0
     process = _spawn(place, log)

@@ -1,20 +1,53 @@
 """Log lines: an event has a name and fields, and is one line whatever the fields hold."""
 
+import fcntl
 import json
 import logging
+import os
 import sys
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
-from typing import Literal
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Literal, TextIO
 
 LogFormat = Literal["text", "json"]
 
+_MOST_BYTES = 8 << 20
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
-def configure(log_format: LogFormat) -> None:
-    """Send our log lines, and other people's warnings, to stderr."""
-    handler = logging.StreamHandler(sys.stderr)
+class LogFile(logging.StreamHandler[TextIO]):
+    """Writes to stderr, which is a file; a full one becomes FILE.1, and the next one stderr.
+
+    Several processes may write to the file, and programs that they start to their stderr.
+    """
+
+    def __init__(self, file: Path) -> None:
+        super().__init__(sys.stderr)
+        self._file = file
+
+    def emit(self, record: logging.LogRecord) -> None:
+        super().emit(record)
+        if os.fstat(2).st_size < _MOST_BYTES:
+            return
+        with suppress(OSError), Path("/proc/self/fd/2").open("ab") as full:
+            fcntl.flock(full, fcntl.LOCK_EX)
+            # Another process may have done so meanwhile.
+            if is_stderr(self._file):
+                self._file.rename(f"{self._file}.1")
+            with open(self._file, "ab", opener=lambda path, how: os.open(path, how, 0o600)) as new:
+                os.dup2(new.fileno(), 1)
+                os.dup2(new.fileno(), 2)
+
+
+def is_stderr(file: Path) -> bool:
+    """Return whether what is written to stderr goes into a file."""
+    return file.exists() and os.path.samestat(os.fstat(2), file.stat())
+
+
+def configure(log_format: LogFormat, file: Path | None = None) -> None:
+    """Send our log lines, and other people's warnings, to stderr; `file`, if it is that."""
+    handler = LogFile(file) if file and is_stderr(file) else logging.StreamHandler(sys.stderr)
     handler.setFormatter(TextFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     if log_format == "json":
         from pythonjsonlogger.json import JsonFormatter  # noqa: PLC0415 - only who asks for it pays

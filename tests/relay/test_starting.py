@@ -15,7 +15,7 @@ import pytest
 
 from mcp_sandbox.config import server_variables
 from mcp_sandbox.relay.start_daemon import daemon_variables
-from tests.daemon.running import Place, control, dialled, listening, place
+from tests.daemon.running import Place, command, control, dialled, listening, place
 from tests.relay.relays import META, Relay, environment, relayed, scripted
 
 OLD = "0.0.9"
@@ -94,6 +94,29 @@ async def test_daemon_is_started_and_tied_to_nothing_of_the_client(here: Place) 
         assert b"PYTHONPATH" not in inherited
         async with relayed(here, "--no-start") as second:
             assert await listed(second)
+
+
+async def test_the_log_of_a_daemon_turns_over_while_it_runs(here: Place) -> None:
+    log = here.home / ".local/state/mcp-sandbox/daemon.log"
+    full = log.with_name("daemon.log.1")
+    async with relayed(here) as relay:
+        assert await listed(relay)
+        async with ending(here):
+            os.truncate(log, 9 << 20)
+            await text_of(relay, "echo before")
+            while not full.exists():
+                await anyio.sleep(0.01)
+            pid = await daemon_pid(here)
+            await text_of(relay, "echo after")
+            outputs = {Path(f"/proc/{pid}/fd/{number}").readlink() for number in (1, 2)}
+            assert outputs == {log}
+    before, after = full.read_text().rpartition("\0")[2], log.read_text()
+    assert before.endswith("\n")
+    assert (before + after).count(": call chat=") == 2
+    assert "the daemon ends: shutdown" in after
+    told = await command(here, "logs")
+    assert ": call chat=" in told.out
+    assert str(log) in told.err
 
 
 async def test_relays_at_once_start_one_daemon(here: Place) -> None:
