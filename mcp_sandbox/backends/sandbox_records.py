@@ -3,7 +3,8 @@
 One is known by its number, its start time and the boot, so no other can be taken for it.
 
 run/{sandbox id}/token        the channel's secret, for this user only
-                     sock/        where the runner makes its socket; the sandbox writes here
+                     sock/        the socket that the runner listens on
+                     shown/       what a container sees, read-only
                      state.json   which process it is, what holds for it, its labels
                      container    the same of a container
                      log          what the runner or its launcher said on stderr
@@ -226,46 +227,33 @@ class SandboxRecords:
     def socket_directory(self, sandbox_id: SandboxId) -> Path:
         return self._root / sandbox_id / "sock"
 
+    def shown_directory(self, sandbox_id: SandboxId) -> Path:
+        return self._root / sandbox_id / "shown"
+
     def open(
         self,
         sandbox_id: SandboxId,
         record: SandboxRecord,
-        *,
-        hand_over: bool = False,
         shown: Mapping[str, str] | None = None,
     ) -> bytes:
         """Make the directory of a new sandbox; returns its token, raises StorageUnavailable.
 
-        Beside the socket are `shown`, readable to all, and with `hand_over` the token: the runner
-        takes it away before it runs anything.
+        The files `shown` are readable to all.
         """
         token = secrets.token_bytes(32)
-        directory, sockets = self.directory(sandbox_id), self.socket_directory(sandbox_id)
+        directory, visible = self.directory(sandbox_id), self.shown_directory(sandbox_id)
         with self._writing():
             make_folder(self._root)
             directory.mkdir(mode=0o700)
             self.save(sandbox_id, record)
-            sockets.mkdir(mode=0o700)
-            for place in (directory, sockets) if hand_over else (directory,):
-                write_file(place / "token", token.hex().encode(), synced=False)
-            if os.geteuid() == 0:
-                for path in (sockets, *sockets.iterdir()):
-                    os.chown(path, *sandbox_user())
+            self.socket_directory(sandbox_id).mkdir(mode=0o700)
+            write_file(directory / "token", token.hex().encode(), synced=False)
+            visible.mkdir()
+            visible.chmod(0o711)
             for name, text in (shown or {}).items():
-                # After that: code inside must not be able to write to it.
-                write_file(sockets / name, text.encode(), synced=False)
-                (sockets / name).chmod(0o644)
+                write_file(visible / name, text.encode(), synced=False)
+                (visible / name).chmod(0o644)
         return token
-
-    def close_sockets(self, sandbox_id: SandboxId) -> None:
-        """Take the socket's place from the sandbox, so that nothing can be put there any more."""
-        if os.geteuid() != 0:
-            # The sandbox runs as our own user: the token alone tells its runner from a fake.
-            return
-        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
-        with closing_fd(os.open(self.socket_directory(sandbox_id), flags)) as folder:
-            os.fchown(folder, 0, 0)
-            os.fchmod(folder, 0o711)
 
     def save(self, sandbox_id: SandboxId, record: SandboxRecord) -> None:
         """Replace the record of a sandbox; raises StorageUnavailable."""

@@ -39,8 +39,8 @@ def test_a_record_goes_whatever_code_put_beside_the_socket(
     name: BackendName, tmp_path: Path
 ) -> None:
     records, sandbox_id = SandboxRecords(tmp_path, name), new_id()
-    token = records.open(sandbox_id, SandboxRecord(name), hand_over=True, shown={"hosts": "x"})
-    assert (records.socket_directory(sandbox_id) / "token").read_text() == token.hex()
+    records.open(sandbox_id, SandboxRecord(name), shown={"hosts": "x"})
+    assert (records.shown_directory(sandbox_id) / "hosts").read_text() == "x"
     plant(records.socket_directory(sandbox_id))
     records.forget(sandbox_id)
     assert records.all() == {}

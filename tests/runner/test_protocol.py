@@ -35,7 +35,14 @@ class Runner:
     token: bytes
 
     async def stream(self) -> ByteStream:
-        return await local_socket.connect(self.folder, deadline_s=10)
+        with anyio.fail_after(10):
+            # It makes its socket itself, and nothing tells when.
+            while True:
+                try:
+                    return await local_socket.connect(self.folder, deadline_s=10)
+                except SandboxGone:
+                    assert self.process.poll() is None
+                    await anyio.sleep(0.001)
 
     @asynccontextmanager
     async def channel(self) -> AsyncGenerator[Channel]:

@@ -118,6 +118,16 @@ def listen(path: str) -> Socket:
     return listener
 
 
+def dial(where: str) -> Socket:
+    """Return a socket that no child inherits: the descriptor of this number, or to this path."""
+    if where.isdigit():
+        os.set_inheritable(int(where), False)
+        return _socket.socket(fileno=int(where))
+    sock = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM | _socket.SOCK_CLOEXEC)
+    sock.connect(where)
+    return sock
+
+
 def accept(listener: Socket) -> Socket:
     """Accept the next connection; OSError if there is none, or no descriptor is left for it."""
     fd, _ = listener._accept()  # type: ignore[attr-defined]  # noqa: SLF001 - the C method
