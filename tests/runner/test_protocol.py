@@ -143,6 +143,10 @@ async def test_a_call_is_answered(runner: Runner) -> None:
         protocol.encode({"t": "hello", "nonce": "00" * 16, "proof": "0" * 64}),
         protocol.encode({"t": "hello", "nonce": 5, "proof": None}),
         protocol.PREFIX.pack(5, 0) + b"[" * 5,
+        # What the C scanner alone cannot say what is wrong with.
+        protocol.PREFIX.pack(1, 0) + b"{",
+        protocol.PREFIX.pack(1, 0) + b'"',
+        protocol.PREFIX.pack(5, 0) + b'{"t":',
     ],
 )
 async def test_who_does_not_prove_the_token_is_hung_up_on(runner: Runner, garbage: bytes) -> None:

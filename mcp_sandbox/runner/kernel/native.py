@@ -60,8 +60,9 @@ def loads(data: bytes) -> Any:  # noqa: ANN401 - whatever the JSON holds
     text = data.decode("utf-8")
     try:
         value, end = _scan(text, 0)
-    except StopIteration as exc:
-        raise ValueError(f"no JSON value at character {exc.value}") from exc
+    except (StopIteration, SystemError) as exc:
+        # Some versions have no error of their own to raise until `json.decoder` is loaded.
+        raise ValueError(f"no JSON value: {exc}") from exc
     if end != len(text):
         raise ValueError(f"more than one JSON value: something follows at character {end}")
     return value
