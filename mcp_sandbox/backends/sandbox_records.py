@@ -35,6 +35,7 @@ from pydantic import TypeAdapter
 from mcp_sandbox.durable import closing_fd, make_folder, read_note, write_file, write_note
 from mcp_sandbox.errors import SandboxGone, StorageUnavailable
 from mcp_sandbox.models import BackendName, Network, SandboxFacts, SandboxId
+from mcp_sandbox.runner.files.moving import remove_tree
 
 _GONE_LIMIT_S = 10.0
 _CAPABILITIES = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
@@ -319,7 +320,8 @@ class SandboxRecords:
             # The state goes last: a directory without it belongs to no sandbox.
             for path in sorted(directory.iterdir(), key=lambda path: path.name == self._state):
                 if path.is_dir() and not path.is_symlink():
-                    remove_tree(path)
+                    # Code of a sandbox without walls could make it deep, and close it.
+                    remove_tree(str(path), force=True)
                 else:
                     path.unlink(missing_ok=True)
             directory.rmdir()
@@ -330,34 +332,3 @@ def make_gone_error(sandbox_id: SandboxId) -> SandboxGone:
     return SandboxGone(
         f"sandbox {sandbox_id} is not running; the next call starts a new one on the same files"
     )
-
-
-def remove_tree(directory: Path) -> None:
-    """Remove a directory that nothing changes any more, however deep code has made it.
-
-    Directories are moved up to the first level before they are emptied, so no path grows long.
-    """
-    moved = 0
-    directory.chmod(0o700)
-    while inner := _unlink_files(directory):
-        for child in inner:
-            child.chmod(0o700)
-            for grandchild in _unlink_files(child):
-                moved += 1
-                # Only who may write to a directory may move it elsewhere.
-                grandchild.chmod(0o700)
-                grandchild.rename(directory / f"{secrets.token_hex(8)}-{moved}")
-            child.rmdir()
-    directory.rmdir()
-
-
-def _unlink_files(directory: Path) -> list[Path]:
-    """Unlink everything but directories; returns these."""
-    inner: list[Path] = []
-    with os.scandir(directory) as entries:
-        for entry in entries:
-            if entry.is_dir(follow_symlinks=False):
-                inner.append(Path(entry.path))
-            else:
-                Path(entry.path).unlink()
-    return inner
