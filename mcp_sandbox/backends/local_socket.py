@@ -1,16 +1,15 @@
 """Unix sockets of a runner: made here, handed over to it at its start, and connected to.
 
-A runner listens on a socket that the host has made, at a path that no code inside can write to
-(without walls it can). Whoever handles it goes through the directory's descriptor and follows no
-link: its path may be longer than the 108 bytes of an address, and a planted link leads nowhere.
-That the runner is the one listening is proved later, by the token.
+A socket is reached through the descriptor of its directory and without following links: a path
+may be longer than the 108 bytes of an address, and code without walls may plant links. That the
+runner is the one listening is proved later, by the token.
 """
 
 import json
 import os
 import socket
 import stat
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import anyio
@@ -101,19 +100,11 @@ async def dial(path: str) -> SocketStream:
 
 
 def listen(directory: Path, name: str = _NAME) -> socket.socket:
-    """Return a new listening socket in a directory that nothing inside can change.
-
-    Blocks on the disk. Raises OSError.
-    """
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        with closing_fd(os.open(directory, _FOLDER)) as folder:
-            listener.bind(f"/proc/self/fd/{folder}/{name}")
-        listener.listen(_QUEUE)
-        listener.setblocking(False)
-    except BaseException:
-        listener.close()
-        raise
+    """Return a new listening socket in a directory. Blocks on the disk. Raises OSError."""
+    with closing_fd(os.open(directory, _FOLDER)) as folder:
+        path = f"/proc/self/fd/{folder}/{name}"
+        listener = socket.create_server(path, family=socket.AF_UNIX, backlog=_QUEUE)
+    listener.setblocking(False)
     return listener
 
 
@@ -128,13 +119,10 @@ async def await_runner(line: socket.socket, *, within_s: float) -> bool:
 
 
 async def accept_runner(starter: socket.socket, *, within_s: float) -> socket.socket:
-    """Return the connection of a runner that says that it runs; raise SandboxGone if it is late."""
-    with anyio.move_on_after(within_s), ExitStack() as opened:
+    """Return the connection of a runner that starts; raise SandboxGone if it is late."""
+    with anyio.move_on_after(within_s):
         await anyio.wait_readable(starter)
-        line = opened.enter_context(starter.accept()[0])
-        if await await_runner(line, within_s=within_s):
-            opened.pop_all()
-            return line
+        return starter.accept()[0]
     raise SandboxGone(f"the runner did not start within {within_s:g} s: call again")
 
 

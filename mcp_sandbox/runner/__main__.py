@@ -6,7 +6,7 @@ other variables, and each MCP_SANDBOX_ENV_NAME as NAME. Python must be started w
 where others than the backend control its environment.
 
 Otherwise the token comes, with the socket to listen on, through a socket of the server:
-MCP_SANDBOX_STARTER is its number, or its path. A byte goes there first: the limits are set. Or the
+MCP_SANDBOX_STARTER is its number or its path. Or the
 token lies in the file MCP_SANDBOX_TOKEN_FILE, which is then deleted. In both cases this process
 may be an ordinary Python: it begins without a secret, and a fork of it becomes the warm
 interpreter, which takes half the time. Or the token comes by a pipe that is made at
@@ -19,14 +19,11 @@ from __future__ import annotations
 import os
 import sys
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from mcp_sandbox.runner.kernel.native import Socket
-
 _PREFIX = "MCP_SANDBOX_"
 _FOR_COMMANDS = "ENV_"
 _KEPT = ("WORKSPACE", "HOME")
 _MOST_TOKEN = 1024
+_SOCKET = "/run/mcp-sandbox/runner.sock"
 _SKILLS = "/opt/skills"
 # Beside the package in an image: the digest of the runner in it.
 _DIGEST = "runner.digest"
@@ -52,13 +49,9 @@ def main() -> None:
     from mcp_sandbox.runner.kernel import native  # noqa: PLC0415
     from mcp_sandbox.runner.workers import fork_server  # noqa: PLC0415
 
-    if "STARTER" in settings:
-        line, unread = native.dial(settings["STARTER"]), None
-        line.send(b"1")
-    else:
-        unread = _unread_token(settings)
-        # Clients wait until the rest has loaded; meanwhile the interpreter starts.
-        line = native.listen(settings.get("SOCKET", "/run/mcp-sandbox/runner.sock"))
+    unread = _unread_token(settings)
+    # Clients wait until the rest has loaded; meanwhile the interpreter starts.
+    listener = native.begin(settings.get("STARTER"), settings.get("SOCKET", _SOCKET))
     plain = not (sys.flags.isolated or fork_server.is_steered(env))
     fork = "TOKEN" not in settings and plain
     warm = fork_server.fork_interpreter(env) if fork else fork_server.start_interpreter(env)
@@ -66,7 +59,12 @@ def main() -> None:
     _link_skills(settings.get("HOME", "/home/sandbox"))
     from mcp_sandbox.runner.wire.server import Server  # noqa: PLC0415
 
-    Server(settings, env, _take_over(settings, line, unread), warm).run()
+    if unread is not None:
+        settings["TOKEN"] = os.read(unread, _MOST_TOKEN).decode().strip()
+        os.close(unread)
+    elif "TOKEN" not in settings:
+        settings["TOKEN"], listener = native.take_over(listener)
+    Server(settings, env, listener, warm).run()
 
 
 def _divide(everything: dict[str, str]) -> tuple[dict[str, str], dict[str, str]]:
@@ -90,23 +88,6 @@ def _unread_token(settings: dict[str, str]) -> int | None:
         os.unlink(path)
         return file
     return _await_token(settings) if "TOKEN_PIPE" in settings else None
-
-
-def _take_over(settings: dict[str, str], line: Socket, unread: int | None) -> Socket:
-    """Read the token if it is still to come; return the socket to listen on."""
-    from mcp_sandbox.runner.kernel import native  # noqa: PLC0415
-
-    if unread is not None:
-        settings["TOKEN"] = os.read(unread, _MOST_TOKEN).decode().strip()
-        os.close(unread)
-    if "TOKEN" in settings:
-        return line
-    given, fds = native.receive(line, _MOST_TOKEN, 1)
-    if not given:
-        raise SystemExit("the server that started this runner has ended")
-    line.close()
-    settings["TOKEN"] = given["token"]
-    return native.Socket(fileno=fds[0])
 
 
 def _await_token(settings: dict[str, str]) -> int:

@@ -119,14 +119,27 @@ def listen(path: str) -> Socket:
     return listener
 
 
-def dial(where: str) -> Socket:
-    """Return a socket that no child inherits: the descriptor of this number, or to this path."""
-    if where.isdigit():
-        os.set_inheritable(int(where), False)
-        return _socket.socket(fileno=int(where))
-    sock = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM | _socket.SOCK_CLOEXEC)
-    sock.connect(where)
-    return sock
+def begin(starter: str | None, path: str) -> Socket:
+    """Return a listening socket, or one of the `starter` through which that will come."""
+    if starter is None:
+        return listen(path)
+    if starter.isdigit():
+        # Inherited: the other end waits until there are limits, and this process can be seen.
+        os.set_inheritable(int(starter), False)
+        os.write(int(starter), b"1")
+        return _socket.socket(fileno=int(starter))
+    line = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
+    line.connect(starter)
+    return line
+
+
+def take_over(line: Socket) -> tuple[str, Socket]:
+    """Return the token and the socket to listen on, from the server that starts this runner."""
+    given, fds = receive(line, 1024, 1)
+    if not given:
+        raise SystemExit("the server that started this runner has ended")
+    line.close()
+    return given["token"], _socket.socket(fileno=fds[0])
 
 
 def accept(listener: Socket) -> Socket:
