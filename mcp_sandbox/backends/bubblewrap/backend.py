@@ -271,6 +271,8 @@ class BubblewrapBackend:
 
     def _ended(self, sandbox_id: models.SandboxId) -> SandboxError:
         """Return the error for a sandbox that ended during its start, from bwrap's log if any."""
+        # The next start looks at the host, and at the copy of the runner, again.
+        self._host = None
         if said := self._said(sandbox_id):
             return BackendUnavailable(explain(said, look()))
         return SandboxGone(
