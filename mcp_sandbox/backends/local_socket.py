@@ -8,7 +8,6 @@ runner is the one listening is proved later, by the token.
 import json
 import os
 import socket
-import stat
 from contextlib import suppress
 from pathlib import Path
 
@@ -144,28 +143,10 @@ async def connect(directory: Path, *, deadline_s: float) -> ByteStream:
     how = f"did not accept a connection within {deadline_s:g} s"
     with anyio.move_on_after(deadline_s):
         try:
-            with closing_fd(_open_socket(directory)) as target:
-                return await dial(f"/proc/self/fd/{target}")
-        except (FileNotFoundError, ConnectionRefusedError):
-            how = "has ended"
+            with closing_fd(os.open(directory, _FOLDER)) as folder:
+                found = os.open(_NAME, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+            with closing_fd(found):
+                return await dial(f"/proc/self/fd/{found}")
+        except OSError as exc:
+            how = f"has ended, or its socket was replaced ({exc.strerror})"
     raise SandboxGone(f"the runner {how}; the next call starts a new sandbox on the same files")
-
-
-def _open_socket(directory: Path) -> int:
-    """Return a path descriptor of the socket; raise FileNotFoundError if it is not there."""
-    try:
-        folder = os.open(directory, _FOLDER)
-    except (FileNotFoundError, NotADirectoryError) as exc:
-        now = "gone" if isinstance(exc, FileNotFoundError) else "not a directory any more"
-        raise SandboxGone(
-            f"the socket directory {directory} is {now}; the next call starts a new sandbox"
-        ) from exc
-    with closing_fd(folder):
-        found = os.open(_NAME, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
-    if stat.S_ISSOCK(os.fstat(found).st_mode):
-        return found
-    os.close(found)
-    raise SandboxGone(
-        f"{_NAME} in {directory} is not a socket: code in the sandbox replaced it; "
-        "the next call starts a new sandbox on the same files"
-    )

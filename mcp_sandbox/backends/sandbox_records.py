@@ -100,13 +100,6 @@ def hold(process: ProcessId) -> int | None:
     return None
 
 
-def has_ended(descriptor: int) -> bool:
-    """Return whether the process of a descriptor from `hold` has ended."""
-    poll = select.poll()
-    poll.register(descriptor, select.POLLIN)
-    return bool(poll.poll(0))
-
-
 async def end(process: ProcessId, number: signal.Signals | None, *, limit_s: float) -> bool:
     """Send a signal, if one is given, and wait for the end; False when it does not come in time."""
     descriptor = await anyio.to_thread.run_sync(hold, process)
@@ -119,7 +112,9 @@ async def end(process: ProcessId, number: signal.Signals | None, *, limit_s: flo
                 signal.pidfd_send_signal(descriptor, number)
         with anyio.move_on_after(limit_s, shield=True):
             await anyio.wait_readable(descriptor)
-        return has_ended(descriptor)
+        poll = select.poll()
+        poll.register(descriptor, select.POLLIN)
+        return bool(poll.poll(0))
 
 
 async def kill(process: ProcessId) -> bool:

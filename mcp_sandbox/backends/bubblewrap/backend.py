@@ -126,8 +126,15 @@ class BubblewrapBackend:
         sandbox_id = new_id()
         try:
             record, token, line, check = await to_thread.run_sync(self._start, sandbox_id, spec)
+
+            def finish() -> None:
+                check()
+                sockets = self._records.socket_directory(sandbox_id)
+                with local_socket.listen(sockets) as listener:
+                    local_socket.hand_over(line, listener, token)
+
             with line:
-                await self._settle(sandbox_id, line, token, check)
+                await self._settle(sandbox_id, line, finish)
         except BaseException:
             with anyio.CancelScope(shield=True):
                 await self.destroy(sandbox_id)
@@ -243,23 +250,13 @@ class BubblewrapBackend:
             ) from exc
 
     async def _settle(
-        self,
-        sandbox_id: models.SandboxId,
-        line: socket.socket,
-        token: bytes,
-        check: Callable[[], None],
+        self, sandbox_id: models.SandboxId, line: socket.socket, finish: Callable[[], None]
     ) -> None:
         """Wait for the runner, check the isolation, and give it what it serves with."""
         if not await local_socket.await_runner(line, within_s=_START_LIMIT_S):
             raise await to_thread.run_sync(self._ended, sandbox_id)
-
-        def look_and_hand_over() -> None:
-            check()
-            with local_socket.listen(self._records.socket_directory(sandbox_id)) as listener:
-                local_socket.hand_over(line, listener, token)
-
         try:
-            await to_thread.run_sync(look_and_hand_over)
+            await to_thread.run_sync(finish)
         except OSError as exc:
             if exc.errno not in _GONE_FROM_PROC:
                 raise

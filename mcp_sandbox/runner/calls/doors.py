@@ -219,7 +219,6 @@ class DoorListener:
         self._loop = loop
         self._listener = _listener(at)
         self.at = at or int(self._listener.getsockname()[1])
-        self._made = os.lstat(at) if isinstance(at, str) else None
         # After one such block was freed, glibc reuses smaller ones instead of mapping each anew.
         bytes(2 * CHUNK)
 
@@ -249,11 +248,9 @@ class DoorListener:
     def close(self) -> None:
         self._loop.unwatch(self._listener.fileno())
         self._listener.close()
-        if isinstance(self.at, str) and self._made:
+        if isinstance(self.at, str):
             try:
-                # A program inside may have put something else there.
-                if os.path.samestat(os.lstat(self.at), self._made):
-                    os.unlink(self.at)
+                os.unlink(self.at)
             except OSError:
                 return  # A program inside has removed it.
 
