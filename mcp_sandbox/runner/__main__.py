@@ -5,13 +5,12 @@ MCP_SANDBOX_LIMITS, MCP_SANDBOX_PIDS and MCP_SANDBOX_OOM_SCORE are settings; com
 other variables, and each MCP_SANDBOX_ENV_NAME as NAME. Python must be started with `-I -S`
 where others than the backend control its environment.
 
-Otherwise the token comes, with the socket to listen on, through a socket of the server:
-MCP_SANDBOX_STARTER is its number or its path. Or the
-token lies in the file MCP_SANDBOX_TOKEN_FILE, which is then deleted. In both cases this process
-may be an ordinary Python: it begins without a secret, and a fork of it becomes the warm
-interpreter, which takes half the time. Or the token comes by a pipe that is made at
-MCP_SANDBOX_TOKEN_PIPE, within MCP_SANDBOX_START_S seconds if that is set, to a runner that is
-MCP_SANDBOX_RUNNER.
+Otherwise the token comes, with the socket to listen on, through a socket of the server, whose
+number or path is MCP_SANDBOX_STARTER; or it lies in the file MCP_SANDBOX_TOKEN_FILE, which is
+then deleted. In both cases this process may be an ordinary Python: it begins without a secret,
+and a fork of it becomes the warm interpreter: that takes half the time. Or it comes by a pipe
+that is made at MCP_SANDBOX_TOKEN_PIPE, within MCP_SANDBOX_START_S seconds if that is set, to a
+runner that is MCP_SANDBOX_RUNNER.
 """
 
 from __future__ import annotations

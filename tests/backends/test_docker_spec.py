@@ -46,6 +46,7 @@ def test_limits_arrive_in_the_units_of_the_engine() -> None:
         "core": 0,
         "fsize": 6 * 1024**2,
         "memlock": 65536,
+        "msgqueue": 819200,
     }
 
 

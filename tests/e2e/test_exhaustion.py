@@ -16,6 +16,8 @@ from mcp_sandbox.sessions.manager import SessionManager
 from mcp_sandbox.sessions.session import Session
 from tests.conftest import configured
 from tests.e2e.attacks import (
+    BUBBLEWRAP,
+    DOCKER,
     GVISOR,
     WHOLE,
     attempt,
@@ -110,6 +112,12 @@ async def test_open_files_are_limited(tight: Session) -> None:
     opened, raised = await probe(tight, _DESCRIPTORS)
     assert opened < 128
     assert not raised
+
+
+@pytest.mark.parametrize("backend_name", [DOCKER, GVISOR, BUBBLEWRAP], indirect=True)
+async def test_message_queues_are_limited(session: Session) -> None:
+    code = "import json, resource; print(json.dumps(resource.getrlimit(resource.RLIMIT_MSGQUEUE)))"
+    assert await probe(session, code) == [819_200, 819_200]
 
 
 @on_the_host_kernel

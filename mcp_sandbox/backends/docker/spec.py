@@ -62,7 +62,7 @@ timer_getoverrun timer_gettime timer_settime timerfd_create timerfd_gettime time
 _WAITING = """
 epoll_create epoll_create1 epoll_ctl epoll_ctl_old epoll_pwait epoll_pwait2 epoll_wait
 epoll_wait_old eventfd eventfd2 futex futex_requeue futex_wait futex_waitv futex_wake getrandom
-io_cancel io_destroy io_getevents io_pgetevents io_setup io_submit mq_getsetattr mq_notify mq_open
+io_cancel io_destroy io_getevents io_pgetevents io_submit mq_getsetattr mq_notify mq_open
 mq_timedreceive mq_timedsend mq_unlink msgctl msgget msgrcv msgsnd pipe pipe2 poll ppoll pselect6
 select semctl semget semop semtimedop shmat shmctl shmdt shmget signalfd signalfd4
 """
@@ -274,6 +274,7 @@ def _resources(limits: Limits) -> dict[str, Any]:
         "core": 0,
         "fsize": limits.file_mb * MIB,
         "memlock": 64 * 1024,
+        "msgqueue": 819_200,
     }
     return {
         "Memory": memory,

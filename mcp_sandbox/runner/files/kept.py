@@ -35,8 +35,7 @@ def _open(name: str, above: int) -> int:
     try:  # noqa: SIM105 - contextlib would delay the first call
         os.mkdir(name, dir_fd=above)
     except FileExistsError:
-        # Usually it is there; if it is a link, that is refused now.
-        pass
+        pass  # Usually. If it is a link, that is refused now.
     return os.open(name, _FOLDER, dir_fd=above)
 
 
@@ -45,10 +44,10 @@ def create(path: str) -> int:
     return within(path, lambda name, folder: os.open(name, _NEW, 0o644, dir_fd=folder))
 
 
-def remove(path: str) -> bool:
+def remove(path: str, own: int = 2) -> bool:
     """Remove a file; return whether that could be done."""
     try:
-        within(path, lambda name, folder: os.unlink(name, dir_fd=folder))
+        within(path, lambda name, folder: os.unlink(name, dir_fd=folder), own)
     except OSError:
         return False
     return True

@@ -256,10 +256,8 @@ def code_path(name: str) -> str:
 
 def remove_code(name: str) -> None:
     """Delete the code of a call that has ended, if it is still there."""
-    try:
-        os.unlink(code_path(name))
-    except OSError:
-        return  # The code has removed it, or put something else there.
+    # The code may have removed it, or put something else there.
+    kept.remove(code_path(name), own=0)
 
 
 def _now_coarse() -> int:
