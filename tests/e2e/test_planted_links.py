@@ -112,11 +112,11 @@ async def test_only_what_the_runner_has_made_is_cleared_away(
     kept = tmp_path / "workspace" / ".mcp-sandbox" / "output"
     with anyio.fail_after(60):
         async with made(backend, spec) as sandbox, connected(sandbox) as runtime:
-            names = f"{OURS} 1d-0a1b2c-1.png results.txt 1d-report.txt"
+            names = f"{OURS} 1d-0a1b2c-1.png results.txt 1d-report.txt 1d-0a1b2c.csv"
             old = f"cd .mcp-sandbox/output && touch -d @{LONG_AGO} {names}"
             assert (await runtime.exec(f"mkdir -p .mcp-sandbox/output; {old}")).success
             result = await runtime.exec("seq 1 20000")
     assert result.output_file
     assert sorted(path.name for path in kept.iterdir()) == sorted(
-        ["results.txt", "1d-report.txt", Path(result.output_file).name]
+        ["results.txt", "1d-report.txt", "1d-0a1b2c.csv", Path(result.output_file).name]
     )

@@ -32,6 +32,7 @@ HALF = 32 * 1024
 KEEP_OVER = 20_000
 KEPT_TOTAL = 256 * 1024 * 1024
 KEPT_SECONDS = 7 * 24 * 3600
+_SUFFIXES = ("txt", "png", "jpg", "html")
 _LITTLE, _GATHER_S = 4096, 0.002
 _MOST_STDIN = 256 * 1024 * 1024
 # Names of files of running commands, which are never deleted.
@@ -326,6 +327,7 @@ def clear(_name: str, folder: int) -> None:
 
 def _is_ours(name: str) -> bool:
     """Return whether the runner names files so: HEX-SIX.txt, HEX-SIX-NUMBER.png and the like."""
-    parts = name.partition(".")[0].split("-")
-    hexadecimal = all(part and not part.strip("0123456789abcdef") for part in parts)
-    return len(parts) in (2, 3) and len(parts[1]) == 6 and hexadecimal
+    stem, _, suffix = name.rpartition(".")
+    parts = stem.split("-")
+    known = suffix in _SUFFIXES and len(parts) in (2, 3) and len(parts[1]) == 6
+    return known and all(part and not part.strip("0123456789abcdef") for part in parts)
