@@ -125,11 +125,12 @@ async def accept_runner(starter: socket.socket, *, within_s: float) -> socket.so
     raise SandboxGone(f"the runner did not start within {within_s:g} s: call again")
 
 
-def hand_over(line: socket.socket, listener: socket.socket, token: bytes) -> None:
-    """Give a runner what it serves with; raise SandboxGone if it has ended."""
+def hand_over(line: socket.socket, directory: Path, token: bytes) -> None:
+    """Give a runner its secret, and a socket in `directory`; raise SandboxGone if it has ended."""
     given = json.dumps({"token": token.hex()}).encode()
     try:
-        socket.send_fds(line, [given], [listener.fileno()])
+        with listen(directory) as listener:
+            socket.send_fds(line, [given], [listener.fileno()])
     except ConnectionError as exc:
         raise SandboxGone("the sandbox ended while it was started: call again") from exc
 

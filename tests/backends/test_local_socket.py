@@ -101,8 +101,8 @@ async def test_nobody_waits_for_a_runner_that_has_ended(tmp_path: Path, stays: b
 async def test_what_a_runner_is_given_ends_with_it(tmp_path: Path) -> None:
     """A runner that dies before it has taken its socket leaves none that seems to listen."""
     line, starter = socket.socketpair()
-    with line, local_socket.listen(tmp_path) as listener:
-        local_socket.hand_over(line, listener, b"secret")
+    with line:
+        local_socket.hand_over(line, tmp_path, b"secret")
         starter.close()
     with anyio.fail_after(5), pytest.raises(SandboxGone, match="has ended"):
         await local_socket.connect(tmp_path, deadline_s=60)
@@ -111,7 +111,7 @@ async def test_what_a_runner_is_given_ends_with_it(tmp_path: Path) -> None:
 async def test_a_runner_that_has_ended_is_given_nothing(tmp_path: Path) -> None:
     line, starter = socket.socketpair()
     starter.close()
-    with line, local_socket.listen(tmp_path) as listener:
+    with line:
         assert not await local_socket.await_runner(line, within_s=5)
         with pytest.raises(SandboxGone, match="call again"):
-            local_socket.hand_over(line, listener, b"secret")
+            local_socket.hand_over(line, tmp_path, b"secret")

@@ -129,9 +129,7 @@ class BubblewrapBackend:
 
             def finish() -> None:
                 check()
-                sockets = self._records.socket_directory(sandbox_id)
-                with local_socket.listen(sockets) as listener:
-                    local_socket.hand_over(line, listener, token)
+                local_socket.hand_over(line, self._records.socket_directory(sandbox_id), token)
 
             with line:
                 await self._settle(sandbox_id, line, finish)

@@ -251,8 +251,8 @@ class DockerBackend:
         """Check the first process from outside, and give it what it serves with."""
         _refuse(first_process_problems(inspected))
         (self._records.shown_directory(placement.name) / STARTER).unlink()
-        with local_socket.listen(self._records.socket_directory(placement.name)) as listener:
-            local_socket.hand_over(line, listener, bytes.fromhex(placement.token))
+        sockets = self._records.socket_directory(placement.name)
+        local_socket.hand_over(line, sockets, bytes.fromhex(placement.token))
 
     def _facts(self, inspected: dict[str, Any], info: dict[str, Any]) -> models.SandboxFacts:
         own = inspected["Config"]["Labels"].get(IMAGE_LABEL)
