@@ -120,6 +120,40 @@ async def test_message_queues_are_limited(session: Session) -> None:
     assert await probe(session, code) == [819_200, 819_200]
 
 
+_TERMINALS = """
+import os, sys, time
+held = []
+while len(held) < int(sys.argv[1]):
+    held += os.openpty()[:1]
+print(len(held), flush=True)
+time.sleep(float(sys.argv[2]))
+"""
+
+
+async def few_terminals(session: Session) -> None:
+    """Return when so few are open; a command that looks may be ended as the newest."""
+    with anyio.fail_after(20):
+        while True:
+            looked = await session.exec("ls /dev/pts | wc -l")
+            if looked.success and int(looked.stdout) <= 64:
+                return
+
+
+@pytest.mark.parametrize("backend_name", [DOCKER, GVISOR, BUBBLEWRAP], indirect=True)
+async def test_terminals_are_limited(session: Session) -> None:
+    await session.write_file("many.py", _TERMINALS.encode())
+    some = await session.exec("python3 many.py 40 3", timeout_s=20)
+    assert (some.exit_code, some.stdout) == (0, "40\n")
+    many = await session.exec("python3 many.py 90 60", timeout_s=30)
+    assert not many.timed_out
+    assert "more than 64 terminals" in many.stderr
+    await few_terminals(session)
+    left = await session.exec("setsid python3 many.py 90 60 > /dev/null 2>&1 & sleep 0.5")
+    assert left.success
+    await few_terminals(session)
+    assert (await session.exec("pgrep -f many.py")).stdout == ""
+
+
 @on_the_host_kernel
 async def test_processes_are_limited(tight: Session) -> None:
     bomb = (
