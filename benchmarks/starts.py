@@ -104,7 +104,7 @@ def _bare_body(
         instance=instance_of(config.data_dir),
         token="0" * 64,
         user=":".join(map(str, sandbox_user())),
-        socket_directory=sockets,
+        shown=sockets,
         apparmor="apparmor" in security_options(client.info()),
     )
     return container_body(spec, place) | {
@@ -152,7 +152,7 @@ class _BareBubblewrap:
         self._host = host = Host(folder)
         self._etc = make_etc(host.uid, host.gid, "none")
         targets = {"mount-0": "/workspace", "mount-1": "/home/sandbox"}
-        self._reach = {name: str(folder / name) for name in (*targets, "sockets", "runner")}
+        self._reach = {name: str(folder / name) for name in (*targets, "runner")}
         copytree(host.runner, self._reach["runner"])
         for path in self._reach.values():
             Path(path).mkdir(exist_ok=True)

@@ -1,14 +1,13 @@
-"""Connects to a runner's unix socket in a directory that user code can write to.
+"""Unix sockets of a runner: made here, handed over to it at its start, and connected to.
 
-It is opened beneath the directory without following links and reached by its descriptor: a planted
-link leads nowhere, and its path may be longer than the 108 bytes of an address. That the runner is
-the one listening is proved later, by the token.
+A socket is reached through the descriptor of its directory and without following links: a path
+may be longer than the 108 bytes of an address, and code without walls may plant links. That the
+runner is the one listening is proved later, by the token.
 """
 
+import json
 import os
 import socket
-import stat
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,10 +19,11 @@ from mcp_sandbox.durable import closing_fd
 from mcp_sandbox.errors import SandboxGone
 
 _NAME = "runner.sock"
+_QUEUE = 64
 # A sender that always has more must not keep all others waiting.
 _AT_A_STRETCH = 16
 _RETRY_S = 0.001
-_NOT_YET = (FileNotFoundError, ConnectionRefusedError)
+_FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class SocketStream(ByteStream):
@@ -104,41 +104,56 @@ async def dial(path: str) -> SocketStream:
         raise
 
 
-async def connect(
-    directory: Path, *, deadline_s: float, has_ended: Callable[[], bool] = lambda: False
-) -> ByteStream:
-    """Wait until the runner's socket in `directory` accepts a connection, and open one.
-
-    `has_ended` returns whether the runner has ended. Raises SandboxGone if no connection is
-    accepted within `deadline_s`, or something else is in the socket's place.
-    """
-    with anyio.move_on_after(deadline_s):
-        while True:
-            # The file appears at bind, but nothing on the host tells of listen.
-            with suppress(*_NOT_YET), closing_fd(_open_socket(directory)) as target:
-                return await dial(f"/proc/self/fd/{target}")
-            if has_ended():
-                break
-            await anyio.sleep(_RETRY_S)
-    how = "has ended" if has_ended() else f"did not listen on {_NAME} within {deadline_s:g} s"
-    raise SandboxGone(f"the runner {how}; the next call starts a new sandbox on the same files")
+def listen(directory: Path, name: str = _NAME) -> socket.socket:
+    """Return a new listening socket in a directory. Blocks on the disk. Raises OSError."""
+    with closing_fd(os.open(directory, _FOLDER)) as folder:
+        path = f"/proc/self/fd/{folder}/{name}"
+        listener = socket.create_server(path, family=socket.AF_UNIX, backlog=_QUEUE)
+    listener.setblocking(False)
+    return listener
 
 
-def _open_socket(directory: Path) -> int:
-    """Return a path descriptor of the socket; raise FileNotFoundError if it is not there yet."""
+async def await_runner(line: socket.socket, *, within_s: float) -> bool:
+    """Wait until the runner at the other end says that it runs; False if it ended or is late."""
+    # The connection is reset if the runner ends before it reads its token.
+    with suppress(ConnectionResetError), anyio.move_on_after(within_s):
+        line.setblocking(False)
+        await anyio.wait_readable(line)
+        return bool(line.recv(1))
+    return False
+
+
+async def accept_runner(starter: socket.socket, *, within_s: float) -> socket.socket:
+    """Return the connection of a runner that starts; raise SandboxGone if it is late."""
+    with anyio.move_on_after(within_s):
+        await anyio.wait_readable(starter)
+        return starter.accept()[0]
+    raise SandboxGone(f"the runner did not start within {within_s:g} s: call again")
+
+
+def hand_over(line: socket.socket, directory: Path, token: bytes) -> None:
+    """Give a runner its secret, and a socket in `directory`; raise SandboxGone if it has ended."""
+    given = json.dumps({"token": token.hex()}).encode()
     try:
-        folder = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except (FileNotFoundError, NotADirectoryError) as exc:
-        now = "gone" if isinstance(exc, FileNotFoundError) else "not a directory any more"
-        raise SandboxGone(
-            f"the socket directory {directory} is {now}; the next call starts a new sandbox"
-        ) from exc
-    with closing_fd(folder):
-        found = os.open(_NAME, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
-    if stat.S_ISSOCK(os.fstat(found).st_mode):
-        return found
-    os.close(found)
-    raise SandboxGone(
-        f"{_NAME} in {directory} is not a socket: code in the sandbox replaced it; "
-        "the next call starts a new sandbox on the same files"
-    )
+        with listen(directory) as listener:
+            socket.send_fds(line, [given], [listener.fileno()])
+    except ConnectionError as exc:
+        raise SandboxGone("the sandbox ended while it was started: call again") from exc
+
+
+async def connect(directory: Path, *, deadline_s: float) -> ByteStream:
+    """Open a connection to the runner's socket in `directory`.
+
+    Raises SandboxGone if the runner has ended or accepts none within `deadline_s`, or something
+    else is in the socket's place.
+    """
+    how = f"did not accept a connection within {deadline_s:g} s"
+    with anyio.move_on_after(deadline_s):
+        try:
+            with closing_fd(os.open(directory, _FOLDER)) as folder:
+                found = os.open(_NAME, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+            with closing_fd(found):
+                return await dial(f"/proc/self/fd/{found}")
+        except OSError as exc:
+            how = f"has ended, or its socket was replaced ({exc.strerror})"
+    raise SandboxGone(f"the runner {how}; the next call starts a new sandbox on the same files")

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 
-from mcp_sandbox.durable import make_folder, publish_folder
+from mcp_sandbox.durable import make_folder, publish_folder, set_aside
 from mcp_sandbox.errors import BackendUnavailable, StorageUnavailable
 from mcp_sandbox.models import PROGRAMS, SandboxSpec
 from mcp_sandbox.runner.wire.protocol import UNWATCHED
@@ -20,6 +20,7 @@ from mcp_sandbox.runner.wire.protocol import UNWATCHED
 PACKAGE = Path(__file__).parents[1]
 _OLDEST = (3, 9)
 _COMPILE_LIMIT_S = 60.0
+_MARK = "digest"
 MAIN = "mcp_sandbox/runner/__main__.py"
 # The same in every sandbox, unless its configuration, a call or the code itself says otherwise.
 USUAL = {
@@ -53,12 +54,12 @@ def runner_sources() -> list[Path]:
     return [*sorted(found), PACKAGE / "relay" / "inside.py"]
 
 
-def digest_of(sources: Iterable[Path]) -> str:
+def digest_of(sources: Iterable[Path], top: Path = PACKAGE) -> str:
     """Return a digest of the names and contents of source files. Blocks."""
     digest = hashlib.sha256()
     for source in sources:
         data = source.read_bytes()
-        digest.update(f"{source.relative_to(PACKAGE)} {len(data)}\n".encode())
+        digest.update(f"{source.relative_to(top)} {len(data)}\n".encode())
         digest.update(data)
     return digest.hexdigest()
 
@@ -79,10 +80,13 @@ def install(data_root: Path, python: Path) -> Path:
     made_of = f"{real} {state.st_size} {state.st_mtime_ns} {digest_of(sources)}"
     digest = hashlib.sha256(made_of.encode()).hexdigest()[:16]
     target = data_root / "sandbox" / f"runner-{digest}"
-    if target.is_dir():
-        return target
     try:
+        mark = target / _MARK
+        if mark.is_file() and mark.read_bytes() == _contents(target):
+            return target
         make_folder(target.parent)
+        # Sandboxes that run use it on, under its new name.
+        set_aside(target, "not as it was copied")
         with tempfile.TemporaryDirectory(prefix=".runner-", dir=target.parent) as scratch:
             root = Path(scratch) / "root"
             for source in sources:
@@ -92,12 +96,18 @@ def install(data_root: Path, python: Path) -> Path:
             _compile(root, python)
             for path in (root, *root.rglob("*")):
                 path.chmod(0o755 if path.is_dir() else 0o644)
+            (root / _MARK).write_bytes(_contents(root))
             publish_folder(root, target)
     except OSError as exc:
         raise StorageUnavailable(
             f"cannot copy the runner to {target} ({exc.strerror}): free space or set data_dir"
         ) from exc
     return target
+
+
+def _contents(root: Path) -> bytes:
+    found = [path for path in sorted(root.rglob("*")) if path.is_file() and path.name != _MARK]
+    return digest_of(found, root).encode()
 
 
 def _compile(root: Path, python: Path) -> None:

@@ -3,7 +3,8 @@
 One is known by its number, its start time and the boot, so no other can be taken for it.
 
 run/{sandbox id}/token        the channel's secret, for this user only
-                     sock/        where the runner makes its socket; the sandbox writes here
+                     sock/        the socket that the runner listens on
+                     shown/       what a container sees, read-only
                      state.json   which process it is, what holds for it, its labels
                      container    the same of a container
                      log          what the runner or its launcher said on stderr
@@ -34,6 +35,7 @@ from pydantic import TypeAdapter
 from mcp_sandbox.durable import closing_fd, make_folder, read_note, write_file, write_note
 from mcp_sandbox.errors import SandboxGone, StorageUnavailable
 from mcp_sandbox.models import BackendName, Network, SandboxFacts, SandboxId
+from mcp_sandbox.runner.files.moving import remove_tree
 
 _GONE_LIMIT_S = 10.0
 _CAPABILITIES = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
@@ -98,13 +100,6 @@ def hold(process: ProcessId) -> int | None:
     return None
 
 
-def has_ended(descriptor: int) -> bool:
-    """Return whether the process of a descriptor from `hold` has ended."""
-    poll = select.poll()
-    poll.register(descriptor, select.POLLIN)
-    return bool(poll.poll(0))
-
-
 async def end(process: ProcessId, number: signal.Signals | None, *, limit_s: float) -> bool:
     """Send a signal, if one is given, and wait for the end; False when it does not come in time."""
     descriptor = await anyio.to_thread.run_sync(hold, process)
@@ -117,7 +112,9 @@ async def end(process: ProcessId, number: signal.Signals | None, *, limit_s: flo
                 signal.pidfd_send_signal(descriptor, number)
         with anyio.move_on_after(limit_s, shield=True):
             await anyio.wait_readable(descriptor)
-        return has_ended(descriptor)
+        poll = select.poll()
+        poll.register(descriptor, select.POLLIN)
+        return bool(poll.poll(0))
 
 
 async def kill(process: ProcessId) -> bool:
@@ -226,46 +223,33 @@ class SandboxRecords:
     def socket_directory(self, sandbox_id: SandboxId) -> Path:
         return self._root / sandbox_id / "sock"
 
+    def shown_directory(self, sandbox_id: SandboxId) -> Path:
+        return self._root / sandbox_id / "shown"
+
     def open(
         self,
         sandbox_id: SandboxId,
         record: SandboxRecord,
-        *,
-        hand_over: bool = False,
         shown: Mapping[str, str] | None = None,
     ) -> bytes:
         """Make the directory of a new sandbox; returns its token, raises StorageUnavailable.
 
-        Beside the socket are `shown`, readable to all, and with `hand_over` the token: the runner
-        takes it away before it runs anything.
+        The files `shown` are readable to all.
         """
         token = secrets.token_bytes(32)
-        directory, sockets = self.directory(sandbox_id), self.socket_directory(sandbox_id)
+        directory, visible = self.directory(sandbox_id), self.shown_directory(sandbox_id)
         with self._writing():
             make_folder(self._root)
             directory.mkdir(mode=0o700)
             self.save(sandbox_id, record)
-            sockets.mkdir(mode=0o700)
-            for place in (directory, sockets) if hand_over else (directory,):
-                write_file(place / "token", token.hex().encode(), synced=False)
-            if os.geteuid() == 0:
-                for path in (sockets, *sockets.iterdir()):
-                    os.chown(path, *sandbox_user())
+            self.socket_directory(sandbox_id).mkdir(mode=0o700)
+            write_file(directory / "token", token.hex().encode(), synced=False)
+            visible.mkdir()
+            visible.chmod(0o711)
             for name, text in (shown or {}).items():
-                # After that: code inside must not be able to write to it.
-                write_file(sockets / name, text.encode(), synced=False)
-                (sockets / name).chmod(0o644)
+                write_file(visible / name, text.encode(), synced=False)
+                (visible / name).chmod(0o644)
         return token
-
-    def close_sockets(self, sandbox_id: SandboxId) -> None:
-        """Take the socket's place from the sandbox, so that nothing can be put there any more."""
-        if os.geteuid() != 0:
-            # The sandbox runs as our own user: the token alone tells its runner from a fake.
-            return
-        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
-        with closing_fd(os.open(self.socket_directory(sandbox_id), flags)) as folder:
-            os.fchown(folder, 0, 0)
-            os.fchmod(folder, 0o711)
 
     def save(self, sandbox_id: SandboxId, record: SandboxRecord) -> None:
         """Replace the record of a sandbox; raises StorageUnavailable."""
@@ -331,7 +315,8 @@ class SandboxRecords:
             # The state goes last: a directory without it belongs to no sandbox.
             for path in sorted(directory.iterdir(), key=lambda path: path.name == self._state):
                 if path.is_dir() and not path.is_symlink():
-                    remove_tree(path)
+                    # Code of a sandbox without walls could make it deep, and close it.
+                    remove_tree(str(path), force=True)
                 else:
                     path.unlink(missing_ok=True)
             directory.rmdir()
@@ -342,34 +327,3 @@ def make_gone_error(sandbox_id: SandboxId) -> SandboxGone:
     return SandboxGone(
         f"sandbox {sandbox_id} is not running; the next call starts a new one on the same files"
     )
-
-
-def remove_tree(directory: Path) -> None:
-    """Remove a directory that nothing changes any more, however deep code has made it.
-
-    Directories are moved up to the first level before they are emptied, so no path grows long.
-    """
-    moved = 0
-    directory.chmod(0o700)
-    while inner := _unlink_files(directory):
-        for child in inner:
-            child.chmod(0o700)
-            for grandchild in _unlink_files(child):
-                moved += 1
-                # Only who may write to a directory may move it elsewhere.
-                grandchild.chmod(0o700)
-                grandchild.rename(directory / f"{secrets.token_hex(8)}-{moved}")
-            child.rmdir()
-    directory.rmdir()
-
-
-def _unlink_files(directory: Path) -> list[Path]:
-    """Unlink everything but directories; returns these."""
-    inner: list[Path] = []
-    with os.scandir(directory) as entries:
-        for entry in entries:
-            if entry.is_dir(follow_symlinks=False):
-                inner.append(Path(entry.path))
-            else:
-                Path(entry.path).unlink()
-    return inner

@@ -5,9 +5,9 @@ MCP_SANDBOX_LIMITS, MCP_SANDBOX_PIDS and MCP_SANDBOX_OOM_SCORE are settings; com
 other variables, and each MCP_SANDBOX_ENV_NAME as NAME. Python must be started with `-I -S`
 where others than the backend control its environment.
 
-Otherwise the token comes through a socket whose number is in MCP_SANDBOX_STARTER, and a byte
-goes back when the runner listens; or it lies in the file MCP_SANDBOX_TOKEN_FILE, which is
-then deleted. In both cases this process is an ordinary Python that begins without a secret,
+Otherwise the token comes, with the socket to listen on, through a socket of the server, whose
+number or path is MCP_SANDBOX_STARTER; or it lies in the file MCP_SANDBOX_TOKEN_FILE, which is
+then deleted. In both cases this process may be an ordinary Python: it begins without a secret,
 and a fork of it becomes the warm interpreter: that takes half the time. Or it comes by a pipe
 that is made at MCP_SANDBOX_TOKEN_PIPE, within MCP_SANDBOX_START_S seconds if that is set, to a
 runner that is MCP_SANDBOX_RUNNER.
@@ -22,6 +22,7 @@ _PREFIX = "MCP_SANDBOX_"
 _FOR_COMMANDS = "ENV_"
 _KEPT = ("WORKSPACE", "HOME")
 _MOST_TOKEN = 1024
+_SOCKET = "/run/mcp-sandbox/runner.sock"
 _SKILLS = "/opt/skills"
 # Beside the package in an image: the digest of the runner in it.
 _DIGEST = "runner.digest"
@@ -47,22 +48,21 @@ def main() -> None:
     from mcp_sandbox.runner.kernel import native  # noqa: PLC0415
     from mcp_sandbox.runner.workers import fork_server  # noqa: PLC0415
 
-    # Before listening: the starter may then take away the directory of the socket and this file.
     unread = _unread_token(settings)
     # Clients wait until the rest has loaded; meanwhile the interpreter starts.
-    listener = native.listen(settings.get("SOCKET", "/run/mcp-sandbox/runner.sock"))
-    if "STARTER" in settings:
-        os.write(int(settings["STARTER"]), b"1")
+    listener = native.begin(settings.get("STARTER"), settings.get("SOCKET", _SOCKET))
     plain = not (sys.flags.isolated or fork_server.is_steered(env))
-    fork = unread is not None and plain
+    fork = "TOKEN" not in settings and plain
     warm = fork_server.fork_interpreter(env) if fork else fork_server.start_interpreter(env)
     _finish_unpacking(settings.get("WORKSPACE", "/workspace"))
     _link_skills(settings.get("HOME", "/home/sandbox"))
+    from mcp_sandbox.runner.wire.server import Server  # noqa: PLC0415
+
     if unread is not None:
         settings["TOKEN"] = os.read(unread, _MOST_TOKEN).decode().strip()
         os.close(unread)
-    from mcp_sandbox.runner.wire.server import Server  # noqa: PLC0415
-
+    elif "TOKEN" not in settings:
+        settings["TOKEN"], listener = native.take_over(listener)
     Server(settings, env, listener, warm).run()
 
 
@@ -81,10 +81,6 @@ def _divide(everything: dict[str, str]) -> tuple[dict[str, str], dict[str, str]]
 
 def _unread_token(settings: dict[str, str]) -> int | None:
     """Return an uninherited descriptor to read the token from; None if the environment has it."""
-    if "STARTER" in settings:
-        starter = int(settings["STARTER"])
-        os.set_inheritable(starter, False)
-        return starter
     if "TOKEN_FILE" in settings:
         path = settings["TOKEN_FILE"]
         file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)

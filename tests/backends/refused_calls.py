@@ -34,6 +34,7 @@ EVERYWHERE = {
 }
 HERE = (
     {
+        "io_setup": 206,
         "keyctl": 250,
         "add_key": 248,
         "request_key": 249,

@@ -208,3 +208,45 @@ async def test_many_at_once_are_all_apart(
         number: str(number) for number in range(8)
     }
     assert not left(data_root)
+
+
+def _damage(copy: Path, how: str) -> None:
+    main = copy / "mcp_sandbox/runner/wire/server.py"
+    (compiled,) = main.parent.glob("__pycache__/server.*.pyc")
+    for path in (main, compiled):
+        if how == "garbage":
+            path.write_bytes(os.urandom(path.stat().st_size))
+        elif how == "empty":
+            path.write_bytes(b"")
+        elif how == "flipped":
+            data = path.read_bytes()
+            path.write_bytes(data[:-20] + bytes([data[-20] ^ 1]) + data[-19:])
+        else:
+            path.unlink()
+            if how == "folder":
+                path.mkdir()
+
+
+@pytest.mark.parametrize("how", ["garbage", "empty", "flipped", "missing", "folder"])
+async def test_a_damaged_copy_of_the_runner_is_made_anew(tmp_path: Path, how: str) -> None:
+    spec, data = spec_for(tmp_path), tmp_path / "data"
+    with anyio.fail_after(50):
+        before = BubblewrapBackend(data)
+        assert await say(before, spec, "echo fine") == "fine\n"
+        (copy,) = (data / "sandbox").glob("runner-*[0-9a-f]")
+        async with made(before, spec) as running, connected(running) as runtime:
+            _damage(copy, how)
+            assert await say(BubblewrapBackend(data), spec, "echo fine") == "fine\n"
+            # What runs is left alone; the damaged copy is set aside under it.
+            assert (await runtime.exec("echo still")).stdout == "still\n"
+
+
+async def test_a_copy_that_does_not_start_any_more_is_looked_at_again(tmp_path: Path) -> None:
+    spec, backend = spec_for(tmp_path), BubblewrapBackend(tmp_path / "data")
+    with anyio.fail_after(50):
+        assert await say(backend, spec, "echo fine") == "fine\n"
+        (copy,) = (tmp_path / "data/sandbox").glob("runner-*")
+        (copy / "mcp_sandbox/runner/__main__.py").write_bytes(os.urandom(4000))
+        with pytest.raises((SandboxGone, BackendUnavailable)):
+            await say(backend, spec, "echo fine")
+        assert await say(backend, spec, "echo fine") == "fine\n"

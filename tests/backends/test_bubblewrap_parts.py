@@ -106,7 +106,7 @@ def test_unknown_machine_is_told() -> None:
 def words(network: Network = "none", mounts: tuple[Mount, ...] = ()) -> list[str]:
     spec = SandboxSpec(mounts, network=network)
     inside = SandboxLayout(10001, 10001, spec, {"A": "b c"}, ("/cg/x", "/sys/fs/cgroup"))
-    reach = {name: f"/reach/{name}" for name in list_sources(inside, Path("r"), Path("s"))}
+    reach = {name: f"/reach/{name}" for name in list_sources(inside, Path("r"))}
     system = HostSystem({"/bin": "usr/bin"}, ("/usr",), ("/proc/keys",))
     return arguments(
         inside, system, ("/etc/alternatives",), Descriptors(5, 6, 7, 9, {"/etc/x": 8}), reach

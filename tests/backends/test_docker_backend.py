@@ -116,17 +116,46 @@ async def test_secret_is_readable_on_the_host_by_the_server_alone(
         assert (record / "token").read_text() == sandbox.token.hex()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can take the directory away")
-async def test_place_of_the_socket_is_closed_once_it_is_there(
+async def test_code_reaches_no_socket_of_the_runner_and_writes_nothing_beside_the_workspace(
     backend: DockerBackend, spec: SandboxSpec, data_root: Path
 ) -> None:
     async with sandbox_of(backend, spec) as sandbox, runtime_of(sandbox) as runtime:
-        held = (data_root / "sandbox" / "run" / sandbox.id / "sock").stat()
-        assert (held.st_uid, stat.S_IMODE(held.st_mode)) == (0, 0o711)
-        for attempt in ("rm -f runner.sock", "mv runner.sock x", "touch x", "chmod 777 ."):
+        run = data_root / "sandbox" / "run" / sandbox.id
+        assert os.listdir(run / "shown") == ["hosts"]
+        assert os.listdir(run / "sock") == ["runner.sock"]
+        for attempt in ("rm -f hosts", "mv hosts x", "touch x", "chmod 777 .", "> hosts"):
             assert not (await runtime.exec(f"cd /run/mcp-sandbox && {attempt}")).success
         async with runtime_of(sandbox) as second:
             assert (await second.exec("true")).success
+
+
+SERVER = """
+import os, signal, sys, anyio
+from pathlib import Path
+from tests.backends.containers import backend_on, mounts
+from mcp_sandbox.models import SandboxSpec
+
+async def main(root):
+    async with backend_on(root) as backend:
+        print((await backend.create(SandboxSpec(mounts=mounts(root)))).id, flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+anyio.run(main, Path(sys.argv[1]))
+"""
+
+
+async def test_another_server_reaches_the_runner_of_one_that_was_killed(
+    backend: DockerBackend, data_root: Path
+) -> None:
+    died = await anyio.run_process([sys.executable, "-c", SERVER, str(data_root)], check=False)
+    assert died.returncode == -signal.SIGKILL
+    sandbox = await backend.attach(SandboxId(died.stdout.decode().strip()))
+    try:
+        async with runtime_of(sandbox) as runtime:
+            assert (await runtime.exec("echo there")).stdout == "there\n"
+    finally:
+        await backend.destroy(sandbox.id)
+    assert left_of(data_root) == []
 
 
 async def test_container_is_closed_from_inside(backend: DockerBackend, spec: SandboxSpec) -> None:

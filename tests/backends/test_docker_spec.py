@@ -14,7 +14,7 @@ PLACE = Placement(
     instance="i",
     token="aa" * 32,
     user="10001:10001",
-    socket_directory=Path("/data/sock"),
+    shown=Path("/data/shown"),
 )
 SPEC = SandboxSpec(
     mounts=(
@@ -46,6 +46,7 @@ def test_limits_arrive_in_the_units_of_the_engine() -> None:
         "core": 0,
         "fsize": 6 * 1024**2,
         "memlock": 65536,
+        "msgqueue": 819200,
     }
 
 
@@ -67,8 +68,8 @@ def test_paths_with_commas_and_colons_are_mounted_as_they_are() -> None:
         ("/data/w, x:y", "/workspace", False),
         ("/data/h", "/home/sandbox", False),
         ("/data/skills", "/skills", True),
-        ("/data/sock", "/run/mcp-sandbox", False),
-        ("/data/sock/hosts", "/etc/hosts", True),
+        ("/data/shown", "/run/mcp-sandbox", True),
+        ("/data/shown/hosts", "/etc/hosts", True),
     ]
     assert all(
         m["BindOptions"] == {"Propagation": "rprivate", "NonRecursive": True} for m in mounts
@@ -76,7 +77,7 @@ def test_paths_with_commas_and_colons_are_mounted_as_they_are() -> None:
 
 
 def test_sandbox_without_a_shared_socket_keeps_it_in_memory() -> None:
-    place = replace(PLACE, socket_directory=None)
+    place = replace(PLACE, shown=None)
     host = container_body(SPEC, place)["HostConfig"]
     assert "uid=10001,gid=10001" in host["Tmpfs"]["/run/mcp-sandbox"]
     assert "/run/mcp-sandbox" not in [m["Target"] for m in host["Mounts"]]
@@ -86,8 +87,13 @@ def test_environment_holds_what_was_asked_and_nothing_of_the_server(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("SECRET_OF_THE_SERVER", "x")
-    env = dict(line.split("=", 1) for line in container_body(SPEC, PLACE)["Env"])
+    alone = dict(line.split("=", 1) for line in container_body(SPEC, PLACE)["Env"])
+    assert alone.pop("MCP_SANDBOX_STARTER") == "/run/mcp-sandbox/starter"
+    apart = container_body(SPEC, replace(PLACE, shown=None))
+    env = dict(line.split("=", 1) for line in apart["Env"])
     assert env.pop("MCP_SANDBOX_TOKEN") == "aa" * 32
+    assert env.pop("MCP_SANDBOX_SOCKET") == "/run/mcp-sandbox/runner.sock"
+    assert env == alone
     assert env == {
         **USUAL,
         **OFFLINE,
@@ -96,7 +102,6 @@ def test_environment_holds_what_was_asked_and_nothing_of_the_server(
         "HOME": "/home/sandbox",
         "PATH": "/home/sandbox/.local/bin:/usr/local/bin:/usr/bin:/bin"
         ":/usr/local/sbin:/usr/sbin:/sbin",
-        "MCP_SANDBOX_SOCKET": "/run/mcp-sandbox/runner.sock",
         "MCP_SANDBOX_IDLE_S": "900",
         "MCP_SANDBOX_PIDS": "7",
         "MCP_SANDBOX_WORKSPACE": "/workspace",
@@ -104,15 +109,15 @@ def test_environment_holds_what_was_asked_and_nothing_of_the_server(
     }
 
 
-def test_a_token_that_lies_in_a_file_is_in_no_variable_and_variables_do_not_steer_pid_1() -> None:
-    body = container_body(SPEC, replace(PLACE, token_file=True))
+def test_a_token_that_is_handed_over_is_in_no_variable_and_variables_do_not_steer_pid_1() -> None:
+    body = container_body(SPEC, replace(PLACE, plain=True))
     assert body["Entrypoint"] == [
         "/usr/bin/python3",
         "/opt/mcp-sandbox/mcp_sandbox/runner/__main__.py",
     ]
     env = dict(line.split("=", 1) for line in body["Env"])
     assert PLACE.token not in env.values()
-    assert env["MCP_SANDBOX_TOKEN_FILE"] == "/run/mcp-sandbox/token"
+    assert env["MCP_SANDBOX_STARTER"] == "/run/mcp-sandbox/starter"
     assert {name for name in env if not name.startswith("MCP_SANDBOX_")} == {"LANG", "TZ", "HOME"}
     assert env["HOME"] == "/nonexistent"
     assert env["MCP_SANDBOX_ENV_HOME"] == "/home/sandbox"

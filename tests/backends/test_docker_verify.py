@@ -16,7 +16,7 @@ BODY = container_body(
         instance="i",
         token="aa",
         user="10001:10001",
-        socket_directory=Path("/s"),
+        shown=Path("/s"),
         runtime="runc",
     ),
 )

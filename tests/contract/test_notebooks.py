@@ -316,6 +316,41 @@ async def test_only_its_own_notebook_suffers(session: Session, code: str) -> Non
     await session.reset()
 
 
+FORGED = (
+    "import os, signal, socket, threading, time\n"
+    "signal.signal(signal.SIGINT, signal.SIG_IGN)\nprint(os.getpid(), flush=True)\n"
+    "control = socket.socket(fileno=3)\n"
+    'end = b\'{"e":"exit","status":0,"changed":null,"counts":null,"stays":false}\'\n'
+)
+RUNS_ON = [
+    "control.send(end)\nwhile True: pass",
+    "control.send(end)\nwhile True: time.sleep(1)",
+    # And takes what is asked, unread.
+    "control.send(end)\nwhile control.recv(1 << 16): pass",
+    # A child tells it, which holds the socket on.
+    "if not os.fork():\n    control.send(end); time.sleep(600)\nwhile True: time.sleep(1)",
+]
+
+
+@pytest.mark.parametrize("forged", RUNS_ON, ids=["busy", "asleep", "reads", "child"])
+async def test_a_cell_that_only_says_that_it_has_ended_ends_at_its_limit(
+    session: Session, forged: str
+) -> None:
+    with anyio.fail_after(40):
+        said = await run(session, FORGED + forged, timeout_s=1)
+        gone = f"while kill -0 {int(said.stdout)}; do sleep 0.1; done"
+        assert (await session.exec(gone, timeout_s=20)).exit_code == 0
+        assert (await run(session, "print('fine')")).stdout == "fine\n"
+
+
+async def test_a_notebook_that_has_ended_its_cell_outlives_the_limit(session: Session) -> None:
+    with anyio.fail_after(40):
+        assert (await run(session, "x = 6", timeout_s=1)).exit_code == 0
+        # Longer than the limit and the time that it is given for its answer.
+        assert (await session.exec("sleep 7", timeout_s=20)).exit_code == 0
+        assert (await run(session, "x")).stdout == "6\n"
+
+
 def few_processes(config: Config, backend_name: str) -> Config:
     if backend_name.startswith(("docker-runsc", "unsafe-local", "kubernetes", "e2b")):
         pytest.skip("no limit of processes is the sandbox's own there")

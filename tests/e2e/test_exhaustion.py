@@ -16,6 +16,8 @@ from mcp_sandbox.sessions.manager import SessionManager
 from mcp_sandbox.sessions.session import Session
 from tests.conftest import configured
 from tests.e2e.attacks import (
+    BUBBLEWRAP,
+    DOCKER,
     GVISOR,
     WHOLE,
     attempt,
@@ -110,6 +112,53 @@ async def test_open_files_are_limited(tight: Session) -> None:
     opened, raised = await probe(tight, _DESCRIPTORS)
     assert opened < 128
     assert not raised
+
+
+@pytest.mark.parametrize("backend_name", [DOCKER, GVISOR, BUBBLEWRAP], indirect=True)
+async def test_message_queues_are_limited(session: Session) -> None:
+    code = "import json, resource; print(json.dumps(resource.getrlimit(resource.RLIMIT_MSGQUEUE)))"
+    assert await probe(session, code) == [819_200, 819_200]
+
+
+_TERMINALS = """
+import os, sys, time
+held = []
+while len(held) < int(sys.argv[1]):
+    held += os.openpty()[:1]
+print(len(held), flush=True)
+time.sleep(float(sys.argv[2]))
+"""
+
+
+async def few_terminals(session: Session) -> None:
+    """Return when so few are open; a command that looks may be ended as the newest."""
+    with anyio.fail_after(20):
+        while True:
+            looked = await session.exec("ls /dev/pts | wc -l")
+            if looked.success and int(looked.stdout) <= 64:
+                return
+
+
+@pytest.mark.parametrize("backend_name", [DOCKER, GVISOR, BUBBLEWRAP], indirect=True)
+async def test_terminals_are_limited(session: Session) -> None:
+    await session.write_file("many.py", _TERMINALS.encode())
+    some = await session.exec("python3 many.py 40 3", timeout_s=20)
+    assert (some.exit_code, some.stdout) == (0, "40\n")
+    many = await session.exec("python3 many.py 90 60", timeout_s=30)
+    assert not many.timed_out
+    assert "more than 64 terminals" in many.stderr
+    await few_terminals(session)
+
+
+# gVisor has terminals of its own, and does not tell which tree a left process is of.
+@pytest.mark.parametrize("backend_name", [DOCKER, BUBBLEWRAP], indirect=True)
+async def test_terminals_of_what_runs_on_are_limited(session: Session) -> None:
+    await session.write_file("many.py", _TERMINALS.encode())
+    # As the newest, this may be ended before what it leaves running.
+    await session.exec("setsid python3 many.py 90 60 > out & until grep 90 out; do sleep 0.1; done")
+    await few_terminals(session)
+    gone = "while pgrep -f '^python3 many.py'; do sleep 0.1; done"
+    assert (await session.exec(gone, timeout_s=20)).success
 
 
 @on_the_host_kernel

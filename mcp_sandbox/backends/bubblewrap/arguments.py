@@ -170,7 +170,6 @@ def _tmpfs(path: str, size_mb: int) -> tuple[str, ...]:
 
 def _ours(inside: SandboxLayout, reach: Mapping[str, str]) -> list[str]:
     found = ["--ro-bind", reach["runner"], OURS]
-    found += ["--bind", reach["sockets"], "/run/mcp-sandbox"]
     if inside.memory_group is not None:
         # The runner reads here whether the memory limit ended a process.
         found += ["--ro-bind", *inside.memory_group]
@@ -181,12 +180,12 @@ def _ours(inside: SandboxLayout, reach: Mapping[str, str]) -> list[str]:
     return found
 
 
-def list_sources(inside: SandboxLayout, runner: Path, sockets: Path) -> dict[str, Path]:
+def list_sources(inside: SandboxLayout, runner: Path) -> dict[str, Path]:
     """Return the host's directories that `arguments` needs, by the names it uses."""
     named = {f"mount-{number}": mount.source for number, mount in enumerate(inside.spec.mounts)}
     # If bwrap is started as another user, the host's /tmp is hidden from it.
     hidden = {} if inside.walls else {"tmp": Path(TMP).resolve()}
-    return {"runner": runner, "sockets": sockets} | named | hidden
+    return {"runner": runner} | named | hidden
 
 
 @dataclass(frozen=True)

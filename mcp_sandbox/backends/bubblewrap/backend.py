@@ -2,10 +2,9 @@
 
 import errno
 import logging
-import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -24,8 +23,6 @@ from mcp_sandbox.backends.sandbox_records import (
     SandboxRecord,
     SandboxRecords,
     end,
-    has_ended,
-    hold,
     identify,
     is_alive,
     kill,
@@ -56,16 +53,7 @@ class ProcessSandbox:
     cgroups: tuple[str, ...] = ()
 
     async def open_channel(self) -> ByteStream:
-        watched = await to_thread.run_sync(hold, self.process)
-        try:
-            return await local_socket.connect(
-                self.sockets,
-                deadline_s=_CONNECT_LIMIT_S,
-                has_ended=lambda: watched is None or has_ended(watched),
-            )
-        finally:
-            if watched is not None:
-                os.close(watched)
+        return await local_socket.connect(self.sockets, deadline_s=_CONNECT_LIMIT_S)
 
     async def pause(self) -> bool:
         """Do nothing: waiting processes use no processor, and a stop would free no memory."""
@@ -138,7 +126,13 @@ class BubblewrapBackend:
         sandbox_id = new_id()
         try:
             record, token, line, check = await to_thread.run_sync(self._start, sandbox_id, spec)
-            await self._settle(sandbox_id, line, check)
+
+            def finish() -> None:
+                check()
+                local_socket.hand_over(line, self._records.socket_directory(sandbox_id), token)
+
+            with line:
+                await self._settle(sandbox_id, line, finish)
         except BaseException:
             with anyio.CancelScope(shield=True):
                 await self.destroy(sandbox_id)
@@ -239,7 +233,6 @@ class BubblewrapBackend:
         try:
             with ExitStack() as opened:
                 line, starter = map(opened.enter_context, socket.socketpair())
-                line.sendall(token.hex().encode())
                 starts = starter.fileno()
                 record, told = launch(host, inside, directory, joined, starts, admit)
                 limits = host.resource_limits(spec.limits)
@@ -255,19 +248,13 @@ class BubblewrapBackend:
             ) from exc
 
     async def _settle(
-        self, sandbox_id: models.SandboxId, line: socket.socket, check: Callable[[], None]
+        self, sandbox_id: models.SandboxId, line: socket.socket, finish: Callable[[], None]
     ) -> None:
-        """Wait for the runner, check the isolation, and close the socket's directory."""
-        if not await _wait_until_it_listens(line):
+        """Wait for the runner, check the isolation, and give it what it serves with."""
+        if not await local_socket.await_runner(line, within_s=_START_LIMIT_S):
             raise await to_thread.run_sync(self._ended, sandbox_id)
-
-        def look_and_close() -> None:
-            check()
-            # Code inside can still reach the socket, but not replace it or add files.
-            self._records.close_sockets(sandbox_id)
-
         try:
-            await to_thread.run_sync(look_and_close)
+            await to_thread.run_sync(finish)
         except OSError as exc:
             if exc.errno not in _GONE_FROM_PROC:
                 raise
@@ -279,18 +266,11 @@ class BubblewrapBackend:
 
     def _ended(self, sandbox_id: models.SandboxId) -> SandboxError:
         """Return the error for a sandbox that ended during its start, from bwrap's log if any."""
+        # The next start looks at the host, and at the copy of the runner, again.
+        self._host = None
         if said := self._said(sandbox_id):
             return BackendUnavailable(explain(said, look()))
         return SandboxGone(
             "the sandbox ended while it was started, without a message: call again; if it happens "
             "again, run `mcp-sandbox doctor` to see what is wrong"
         )
-
-
-async def _wait_until_it_listens(line: socket.socket) -> bool:
-    # The connection is reset if the runner ends before it reads its token.
-    with line, suppress(ConnectionResetError), anyio.move_on_after(_START_LIMIT_S):
-        line.setblocking(False)
-        await anyio.wait_readable(line)
-        return bool(line.recv(1))
-    return False

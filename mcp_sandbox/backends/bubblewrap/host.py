@@ -210,6 +210,9 @@ class Host:
     def inside(self, spec: SandboxSpec, sandbox_id: SandboxId) -> SandboxLayout:
         own = limit_settings(self.resource_limits(spec.limits))
         own["MCP_SANDBOX_IDLE_S"] = f"{spec.idle_s:g}"
+        if not self.walls:
+            # The host's are seen.
+            own["MCP_SANDBOX_TERMINALS"] = "4096"
         if "pids" in self.cgroups.controllers:
             own["MCP_SANDBOX_PIDS"] = str(spec.limits.pids)
         return SandboxLayout(

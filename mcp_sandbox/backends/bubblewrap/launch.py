@@ -60,8 +60,8 @@ def launch(
     """Start a sandbox with its run directory and return what `admit` returns. Blocks.
 
     `joined` are control groups that bwrap itself is started in. Through the descriptor `starter`
-    the runner gets its token and says that it listens. `admit` sets the sandbox's limits before any
-    of its code runs; if `admit` fails, none runs.
+    the runner says that it runs and gets what it serves with. `admit` sets the sandbox's limits
+    before any of its code runs; if `admit` fails, none runs.
 
     Raises:
         NotStarted: bwrap failed before there was a sandbox.
@@ -77,7 +77,7 @@ def launch(
             make_etc(inside.uid, inside.gid, inside.spec.network) if inside.walls else Etc({}, ())
         )
         launcher = _on_stage(
-            {"program": host.program.root, **list_sources(inside, host.runner, directory / "sock")},
+            {"program": host.program.root, **list_sources(inside, host.runner)},
             host.user,
             joined,
             lambda reach: _start(host, inside, made, reach, ends),

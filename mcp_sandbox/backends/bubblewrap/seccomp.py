@@ -1,8 +1,8 @@
 """The system call filter of a bubblewrap sandbox, as a classic BPF program.
 
 It refuses what the Docker backend's profile refuses: what Docker's default refuses to a container
-without capabilities, and also io_uring (it could open sockets past this filter), keyrings,
-userfaultfd, bpf, performance counters, and sockets other than local, internet and routing ones.
+without capabilities, and also io_uring (it could open sockets past this filter), keyrings, bpf,
+userfaultfd, io_setup, performance counters, and sockets but local, internet and routing ones.
 It also refuses writes to a terminal's input queue, because terminals are the host's.
 Pure: makes bytes for `bwrap --seccomp`, knows no sandbox.
 """
@@ -46,12 +46,12 @@ putpmsg 182 afs_syscall 183 tuxcall 184 security 185 set_thread_area 205 get_thr
 lookup_dcookie 212 clock_settime 227 vserver 236 mbind 237 set_mempolicy 238 get_mempolicy 239
 kexec_load 246 add_key 248 request_key 249 keyctl 250 migrate_pages 256 unshare 272 move_pages 279
 perf_event_open 298 fanotify_init 300 open_by_handle_at 304 clock_adjtime 305 setns 308 kcmp 312
-finit_module 313 kexec_file_load 320 bpf 321 userfaultfd 323 syslog 103
+finit_module 313 kexec_file_load 320 bpf 321 userfaultfd 323 syslog 103 io_setup 206
 """
 _AARCH64 = """
 lookup_dcookie 18 umount2 39 mount 40 pivot_root 41 nfsservctl 42 chroot 51 vhangup 58 quotactl 60
 acct 89 unshare 97 kexec_load 104 init_module 105 delete_module 106 clock_settime 112 syslog 116
-reboot 142 sethostname 161 setdomainname 162 settimeofday 170 adjtimex 171 add_key 217
+reboot 142 sethostname 161 setdomainname 162 settimeofday 170 adjtimex 171 add_key 217 io_setup 0
 request_key 218 keyctl 219 swapon 224 swapoff 225 mbind 235 get_mempolicy 236 set_mempolicy 237
 migrate_pages 238 move_pages 239 perf_event_open 241 fanotify_init 262 open_by_handle_at 265
 clock_adjtime 266 setns 268 kcmp 272 finit_module 273 bpf 280 userfaultfd 282 kexec_file_load 294

@@ -16,11 +16,12 @@ from mcp_sandbox.models import Limits, Network, SandboxSpec
 _WITHOUT_WALLS = ("mnt", "pid")
 _NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "uts")
 _OOM_SCORE = 500
-_MEMLOCK = 64 << 10
+_MEMLOCK, _QUEUED = 64 << 10, 819_200
 # The name of each in /proc/PID/limits.
 _KINDS = {
     resource.RLIMIT_CORE: "Max core file size",
     resource.RLIMIT_MEMLOCK: "Max locked memory",
+    resource.RLIMIT_MSGQUEUE: "Max msgqueue size",
     resource.RLIMIT_NOFILE: "Max open files",
     resource.RLIMIT_FSIZE: "Max file size",
     resource.RLIMIT_DATA: "Max data size",
@@ -103,6 +104,7 @@ def list_wanted_limits(limits: Limits, *, memory_by_process: bool) -> dict[int, 
     found = {
         resource.RLIMIT_CORE: 0,
         resource.RLIMIT_MEMLOCK: _MEMLOCK,
+        resource.RLIMIT_MSGQUEUE: _QUEUED,
         resource.RLIMIT_NOFILE: limits.open_files,
         resource.RLIMIT_FSIZE: limits.file_mb << 20,
     }

@@ -1,12 +1,15 @@
 """Creates, finds and removes sandboxes that are containers of a Docker engine.
 
-A runner is reached through a mounted directory where the engine shares this kernel's sockets, else
-(tcp, ssh, a virtual machine, gVisor) through a relay that the engine starts for each channel.
+Where the engine shares this kernel's sockets, a runner connects at its start to one of the server,
+in a directory mounted read-only, and gets the one that it listens on. Else (tcp, ssh, a virtual
+machine, gVisor) it is reached through a relay that the engine starts for each channel.
 Workspaces are bind mounts: a remote engine must see the data directory under the same path.
 """
 
+import os
+import socket
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +19,7 @@ from anyio import CapacityLimiter, to_thread
 from anyio.abc import ByteStream
 
 from mcp_sandbox import models
+from mcp_sandbox.backends import local_socket
 from mcp_sandbox.backends.docker import client
 from mcp_sandbox.backends.docker.engine import (
     build_again,
@@ -33,19 +37,20 @@ from mcp_sandbox.backends.docker.spec import (
     PYTHON,
     RUNNER_LABEL,
     SOCKET,
+    STARTER,
     Placement,
     container_body,
     find_weaker_fields,
     first_process_problems,
     instance_of,
 )
-from mcp_sandbox.backends.local_socket import connect
 from mcp_sandbox.backends.runner_copy import runner_digest
 from mcp_sandbox.backends.sandbox_records import (
     SandboxRecord,
     SandboxRecords,
     make_gone_error,
     new_id,
+    sandbox_user,
 )
 from mcp_sandbox.config import DockerConfig
 from mcp_sandbox.errors import BackendUnavailable, ImageMissing, InsecureSandbox, SandboxGone
@@ -124,24 +129,25 @@ class DockerBackend:
             info = await self.connection.info()
             refuse_unusable(info)
             image, shared = await self._current_image(spec.image), await self._shares_sockets()
-            # By a file if the container sees it and no variable changes how Python starts.
-            by_file = shared and not is_steered([*spec.env, *image.env])
+            with ExitStack() as opened:
 
-            def note() -> bytes:
-                # In a thread: it reads /proc to record which process creates the sandbox.
-                record = SandboxRecord("docker", labels=dict(spec.labels), network=spec.network)
-                return self._records.open(sandbox_id, record, hand_over=by_file, shown=_SHOWN)
+                def note() -> tuple[bytes, socket.socket | None]:
+                    # In a thread: it reads /proc to record which process creates the sandbox.
+                    record = SandboxRecord("docker", labels=dict(spec.labels), network=spec.network)
+                    token = self._records.open(sandbox_id, record, shown=_SHOWN)
+                    return token, self._listen(sandbox_id, opened) if shared else None
 
-            token = await to_thread.run_sync(note)
-            place = replace(
-                find_place(image, self._instance, self._config.runtime, info),
-                name=sandbox_id,
-                token=token.hex(),
-                token_file=by_file,
-                socket_directory=self._records.socket_directory(sandbox_id) if shared else None,
-                network="none" if spec.network == "none" else sandbox_id,
-            )
-            facts = self._facts(await self._start(spec, place), info)
+                token, starter = await to_thread.run_sync(note)
+                place = replace(
+                    find_place(image, self._instance, self._config.runtime, info),
+                    name=sandbox_id,
+                    token=token.hex(),
+                    # Unless a variable changes how Python starts.
+                    plain=shared and not is_steered([*spec.env, *image.env]),
+                    shown=self._records.shown_directory(sandbox_id) if shared else None,
+                    network="none" if spec.network == "none" else sandbox_id,
+                )
+                facts = self._facts(await self._start(spec, place, starter), info)
         except BaseException:
             await self.destroy(sandbox_id)
             raise
@@ -190,7 +196,9 @@ class DockerBackend:
     async def connect(self, sandbox_id: models.SandboxId, *, deadline_s: float) -> ByteStream:
         """Open a byte stream to the runner; raise SandboxGone if it does not listen in time."""
         if await self._shares_sockets():
-            return await connect(self._records.socket_directory(sandbox_id), deadline_s=deadline_s)
+            return await local_socket.connect(
+                self._records.socket_directory(sandbox_id), deadline_s=deadline_s
+            )
         command = [PYTHON, "-I", "-S", models.RELAY, "--announce", SOCKET, f"{deadline_s:g}"]
         # The container's environment holds the token, and another process of the sandbox could
         # read it from the relay's environment before the relay makes itself unreadable.
@@ -209,7 +217,16 @@ class DockerBackend:
         engine, info = await self.connection.engine(), await self.connection.info()
         return shares_sockets(engine, info, self._config.runtime)
 
-    async def _start(self, spec: models.SandboxSpec, placement: Placement) -> dict[str, Any]:
+    def _listen(self, sandbox_id: models.SandboxId, opened: ExitStack) -> socket.socket:
+        """Return the socket that the container's first process, and no other, will connect to."""
+        folder = self._records.shown_directory(sandbox_id)
+        starter = opened.enter_context(local_socket.listen(folder, STARTER))
+        os.chown(folder / STARTER, *sandbox_user())
+        return starter
+
+    async def _start(
+        self, spec: models.SandboxSpec, placement: Placement, starter: socket.socket | None
+    ) -> dict[str, Any]:
         sandbox_id = placement.name
         if spec.network == "open":
             # An engine has few networks: first remove those of sandboxes that have ended.
@@ -220,13 +237,22 @@ class DockerBackend:
         async with self._starts:
             inspected = await self.connection.call(client.launch, sandbox_id, body)
         _refuse(find_weaker_fields(body, inspected))
-        await self._wait_until_it_listens(sandbox_id)
+        line = await self._wait_until_it_listens(sandbox_id, starter)
+        if line is not None:
+            with line:
+                await to_thread.run_sync(self._hand_over, placement, line, inspected)
         if not self._swept:
             await self._sweep()
-        await to_thread.run_sync(self._records.close_sockets, sandbox_id)
-        if placement.socket_directory:
-            _refuse(await to_thread.run_sync(first_process_problems, inspected))
         return inspected
+
+    def _hand_over(
+        self, placement: Placement, line: socket.socket, inspected: dict[str, Any]
+    ) -> None:
+        """Check the first process from outside, and give it what it serves with."""
+        _refuse(first_process_problems(inspected))
+        (self._records.shown_directory(placement.name) / STARTER).unlink()
+        sockets = self._records.socket_directory(placement.name)
+        local_socket.hand_over(line, sockets, bytes.fromhex(placement.token))
 
     def _facts(self, inspected: dict[str, Any], info: dict[str, Any]) -> models.SandboxFacts:
         own = inspected["Config"]["Labels"].get(IMAGE_LABEL)
@@ -244,10 +270,15 @@ class DockerBackend:
             self._images[name] = (now, image)
         return image
 
-    async def _wait_until_it_listens(self, sandbox_id: models.SandboxId) -> None:
+    async def _wait_until_it_listens(
+        self, sandbox_id: models.SandboxId, starter: socket.socket | None
+    ) -> socket.socket | None:
+        """Wait until the runner listens, or has connected to `starter`: return that connection."""
         with anyio.move_on_after(_START_S):
             while True:
                 try:
+                    if starter is not None:
+                        return await local_socket.accept_runner(starter, within_s=_LOOK_S)
                     stream = await self.connect(sandbox_id, deadline_s=_LOOK_S)
                 except SandboxGone as exc:
                     # It is slow, unless the engine no longer has the container.
@@ -258,7 +289,7 @@ class DockerBackend:
                         ) from exc
                 else:
                     await stream.aclose()
-                    return
+                    return None
         raise BackendUnavailable(
             f"the runner in {sandbox_id} did not listen within {_START_S:g} s: check the "
             "machine's load, then run `mcp-sandbox images check`"

@@ -314,7 +314,7 @@ def find_place(image: Image, instance: str, runtime: str, info: dict[str, Any]) 
         instance=instance,
         token="",
         user=":".join(map(str, sandbox_user())),
-        socket_directory=None,
+        shown=None,
         runtime=runtime,
         apparmor="apparmor" in security_options(info),
         gvisor=is_gvisor(info, runtime),

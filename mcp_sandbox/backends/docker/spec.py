@@ -62,7 +62,7 @@ timer_getoverrun timer_gettime timer_settime timerfd_create timerfd_gettime time
 _WAITING = """
 epoll_create epoll_create1 epoll_ctl epoll_ctl_old epoll_pwait epoll_pwait2 epoll_wait
 epoll_wait_old eventfd eventfd2 futex futex_requeue futex_wait futex_waitv futex_wake getrandom
-io_cancel io_destroy io_getevents io_pgetevents io_setup io_submit mq_getsetattr mq_notify mq_open
+io_cancel io_destroy io_getevents io_pgetevents io_submit mq_getsetattr mq_notify mq_open
 mq_timedreceive mq_timedsend mq_unlink msgctl msgget msgrcv msgsnd pipe pipe2 poll ppoll pselect6
 select semctl semget semop semtimedop shmat shmctl shmdt shmget signalfd signalfd4
 """
@@ -79,6 +79,7 @@ PYTHON = "/usr/bin/python3"
 RUNNER = f"{OURS}/{MAIN}"
 SOCKET_DIRECTORY = "/run/mcp-sandbox"
 SOCKET = f"{SOCKET_DIRECTORY}/runner.sock"
+STARTER = "starter"
 HOME = "/home/sandbox"
 PATH = f"{HOME}/.local/bin:/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
 MIB = 1024 * 1024
@@ -130,10 +131,11 @@ def _allow(name: str, *arguments: tuple[int, int], op: str = "SCMP_CMP_EQ") -> d
 class Placement:
     """What the backend decides for one container, beside the spec.
 
-    `image` is the image's content address. `token` is in hex. `socket_directory` is None where
-    a socket made inside is not visible outside. With `token_file` the token lies in it, and pid 1
-    is an ordinary Python (see the runner's __main__). `network` is "none" or a network's name.
-    `processors` is how many the engine has, if it is known: it refuses a limit above that.
+    `image` is the image's content address. `token` is in hex. In `shown` the runner finds a socket
+    of the server; None where it could not connect to that, and gets the token by its environment.
+    With `plain` pid 1 is an ordinary Python (see the runner's __main__). `network` is "none" or a
+    network's name. `processors` is how many the engine has, if it is known: it refuses a limit
+    above that.
     """
 
     name: SandboxId
@@ -141,8 +143,8 @@ class Placement:
     instance: str
     token: str
     user: str
-    socket_directory: Path | None
-    token_file: bool = False
+    shown: Path | None
+    plain: bool = False
     network: str = "none"
     runtime: str = ""
     apparmor: bool = False
@@ -163,7 +165,7 @@ def container_body(spec: SandboxSpec, place: Placement) -> dict[str, Any]:
         "WorkingDir": "/workspace",
         "Env": _environment(spec, place),
         # Not by PATH, which has a directory that user code can write to.
-        "Entrypoint": [PYTHON, RUNNER] if place.token_file else [PYTHON, "-I", "-S", RUNNER],
+        "Entrypoint": [PYTHON, RUNNER] if place.plain else [PYTHON, "-I", "-S", RUNNER],
         "Cmd": [],
         **dict.fromkeys(_STREAMS, False),
         "Hostname": "sandbox",
@@ -171,7 +173,7 @@ def container_body(spec: SandboxSpec, place: Placement) -> dict[str, Any]:
         "StopSignal": "SIGKILL",
         "StopTimeout": 1,
         # A second barrier, and a quick start; with it gVisor has no loopback and no /etc/hosts.
-        "NetworkDisabled": place.network == "none" and place.socket_directory is not None,
+        "NetworkDisabled": place.network == "none" and place.shown is not None,
         "Labels": {
             **{LABEL_PREFIX + name: value for name, value in spec.labels.items()},
             "app": APP,
@@ -184,15 +186,11 @@ def container_body(spec: SandboxSpec, place: Placement) -> dict[str, Any]:
 
 def _environment(spec: SandboxSpec, place: Placement) -> list[str]:
     usual = environment(spec, PATH, HOME)
-    if place.token_file:
-        secret = {"MCP_SANDBOX_TOKEN_FILE": f"{SOCKET_DIRECTORY}/token"}
-        usual = beside_pid_1(usual)
-    else:
-        secret = {"MCP_SANDBOX_TOKEN": place.token}
+    start = {"MCP_SANDBOX_STARTER": f"{SOCKET_DIRECTORY}/{STARTER}"}
+    secret = {"MCP_SANDBOX_TOKEN": place.token, "MCP_SANDBOX_SOCKET": SOCKET}
     values = {
-        **usual,
-        **secret,
-        "MCP_SANDBOX_SOCKET": SOCKET,
+        **(beside_pid_1(usual) if place.plain else usual),
+        **(start if place.shown else secret),
         "MCP_SANDBOX_IDLE_S": f"{spec.idle_s:g}",
         "MCP_SANDBOX_PIDS": str(spec.limits.pids),
         "MCP_SANDBOX_WORKSPACE": "/workspace",
@@ -230,12 +228,12 @@ def _host_config(spec: SandboxSpec, place: Placement) -> dict[str, Any]:
 
 def _filesystem(spec: SandboxSpec, place: Placement) -> dict[str, Any]:
     mounts = [_bind(mount) for mount in spec.mounts]
-    if place.socket_directory:
-        mounts.append(_bind(Mount(place.socket_directory, SOCKET_DIRECTORY)))
+    if place.shown:
+        mounts.append(_bind(Mount(place.shown, SOCKET_DIRECTORY, read_only=True)))
         if place.network == "none":
-            mounts += [_bind(Mount(place.socket_directory / "hosts", "/etc/hosts", read_only=True))]
+            mounts += [_bind(Mount(place.shown / "hosts", "/etc/hosts", read_only=True))]
     tmpfs = {"/tmp": _tmpfs(spec.limits.tmp_mb, "64k", "1777")}  # noqa: S108 - inside the sandbox
-    if not place.socket_directory:
+    if not place.shown:
         user, _, group = place.user.partition(":")
         tmpfs[SOCKET_DIRECTORY] = f"{_tmpfs(1, '16', '0700')},uid={user},gid={group}"
     return {
@@ -276,6 +274,7 @@ def _resources(limits: Limits) -> dict[str, Any]:
         "core": 0,
         "fsize": limits.file_mb * MIB,
         "memlock": 64 * 1024,
+        "msgqueue": 819_200,
     }
     return {
         "Memory": memory,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 
+from mcp_sandbox.runner.files import kept
 from mcp_sandbox.runner.kernel.loop import CHUNK, DRAIN, PipeReader, widen_pipe
 from mcp_sandbox.runner.kernel.native import close
 from mcp_sandbox.runner.wire.protocol import WINDOW, OpError
@@ -31,9 +32,10 @@ HALF = 32 * 1024
 KEEP_OVER = 20_000
 KEPT_TOTAL = 256 * 1024 * 1024
 KEPT_SECONDS = 7 * 24 * 3600
+_SUFFIXES = ("txt", "png", "jpg", "html")
 _LITTLE, _GATHER_S = 4096, 0.002
 _MOST_STDIN = 256 * 1024 * 1024
-# Files of running commands, which are never deleted.
+# Names of files of running commands, which are never deleted.
 _in_use: set[str] = set()
 
 
@@ -97,14 +99,14 @@ class Capture:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
-            _in_use.discard(self._path)
+            _in_use.discard(os.path.basename(self._path))
 
     def figures(self) -> list[str]:
         """Return the paths of the pictures that the command has saved; see `runner.figures`."""
         found = figures.list_saved_figures(self._base)
         try:
             if found:
-                prepare(os.path.dirname(self._path))
+                kept.within(self._path, clear)
         except OSError:
             # Show the files all the same.
             pass
@@ -115,15 +117,14 @@ class Capture:
         if self.file or not self._left:
             return
         try:
-            prepare(os.path.dirname(self._path))
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-            self._fd = os.open(self._path, flags, 0o644)
+            kept.within(self._path, clear)
+            self._fd = kept.create(self._path)
         except OSError:
             # The workspace is full or cannot be written: keep head and tail, and name no file.
             self._left = 0
             return
         self.file = self._path
-        _in_use.add(self._path)
+        _in_use.add(os.path.basename(self._path))
         for stream in self.streams.values():
             self._keep(stream.head)
 
@@ -299,23 +300,34 @@ def _flowing(file: int) -> int:
     return file
 
 
-def prepare(folder: str) -> None:
-    """Make the folder, hide it from version control, delete old files and those over the total."""
-    os.makedirs(folder, exist_ok=True)
-    ignore = os.path.join(os.path.dirname(folder), ".gitignore")
-    if not os.path.lexists(ignore):
-        with open(ignore, "xb") as file:
-            file.write(b"*\n")
+def clear(_name: str, folder: int) -> None:
+    """Hide the folder from version control; delete old files of the runner, or over the total."""
+    try:
+        file = os.open("../.gitignore", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644, dir_fd=folder)
+        os.write(file, b"*\n")
+        os.close(file)
+    except FileExistsError:
+        # Whatever it says: it is the user's now.
+        pass
     total = 0
     oldest = time.time() - KEPT_SECONDS
     files = []
     with os.scandir(folder) as entries:
         # At most 1,000 files: user code may have put anything there.
         for entry, _ in zip(entries, range(1000)):
-            if entry.is_file(follow_symlinks=False) and entry.path not in _in_use:
+            name = entry.name
+            if entry.is_file(follow_symlinks=False) and _is_ours(name) and name not in _in_use:
                 status = entry.stat(follow_symlinks=False)
-                files.append((status.st_mtime, status.st_size, entry.path))
-    for modified, size, path in sorted(files, reverse=True):
+                files.append((status.st_mtime, status.st_size, name))
+    for modified, size, name in sorted(files, reverse=True):
         total += size
         if total > KEPT_TOTAL or modified < oldest:
-            os.unlink(path)
+            os.unlink(name, dir_fd=folder)
+
+
+def _is_ours(name: str) -> bool:
+    """Return whether the runner names files so: HEX-SIX.txt, HEX-SIX-NUMBER.png and the like."""
+    stem, _, suffix = name.rpartition(".")
+    parts = stem.split("-")
+    known = suffix in _SUFFIXES and len(parts) in (2, 3) and len(parts[1]) == 6
+    return known and all(part and not part.strip("0123456789abcdef") for part in parts)

@@ -94,6 +94,13 @@ class ProcessTable:
     def in_background(self) -> list[Command]:
         return [each for each in self._running.values() if each.released]
 
+    def end_newest(self, why: bytes) -> bool:
+        """Kill the command that began last, which then says why; False if none runs."""
+        for newest in [*self._running.values()][-1:]:
+            newest.streams.capture.add("stderr", why)
+            newest.kill("stopped")
+        return bool(self._running)
+
     def untold(self) -> list[dict[str, Any]]:
         self._forget_old()
         return [each.row() for each in self._ended.values() if not each.told]

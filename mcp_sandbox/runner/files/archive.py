@@ -389,7 +389,7 @@ def measure(_call: OperationCall) -> dict[str, Any]:
 
 def _discard() -> None:
     for place in _places().values():
-        if os.path.lexists(f"{place}/{_STAGED}"):
+        if _is_there(f"{place}/{_STAGED}"):
             remove_tree(f"{place}/{_STAGED}", force=True)
 
 
@@ -398,8 +398,15 @@ def finish_unpacking() -> None:
     if os.path.lexists(f"{workspace()}/{_WHOLE}"):
         for root, place in _places().items():
             staged = f"{place}/{_WHOLE if root == 'workspace' else _STAGED}"
-            if os.path.lexists(staged):
+            if _is_there(staged):
                 _merge(staged, place)
+
+
+def _is_there(staged: str) -> bool:
+    """Return whether this folder is there; remove anything else, such as a link that leads out."""
+    if os.path.lexists(staged) and (os.path.islink(staged) or not os.path.isdir(staged)):
+        os.unlink(staged)
+    return os.path.lexists(staged)
 
 
 def _merge(source: str, target: str) -> None:

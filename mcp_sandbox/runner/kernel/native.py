@@ -60,8 +60,9 @@ def loads(data: bytes) -> Any:  # noqa: ANN401 - whatever the JSON holds
     text = data.decode("utf-8")
     try:
         value, end = _scan(text, 0)
-    except StopIteration as exc:
-        raise ValueError(f"no JSON value at character {exc.value}") from exc
+    except (StopIteration, SystemError) as exc:
+        # Some versions have no error of their own to raise until `json.decoder` is loaded.
+        raise ValueError(f"no JSON value: {exc}") from exc
     if end != len(text):
         raise ValueError(f"more than one JSON value: something follows at character {end}")
     return value
@@ -116,6 +117,29 @@ def listen(path: str) -> Socket:
     listener.listen(64)
     listener.setblocking(False)
     return listener
+
+
+def begin(starter: str | None, path: str) -> Socket:
+    """Return a listening socket, or one of the `starter` through which that will come."""
+    if starter is None:
+        return listen(path)
+    if starter.isdigit():
+        # Inherited: the other end waits until there are limits, and this process can be seen.
+        os.set_inheritable(int(starter), False)
+        os.write(int(starter), b"1")
+        return _socket.socket(fileno=int(starter))
+    line = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
+    line.connect(starter)
+    return line
+
+
+def take_over(line: Socket) -> tuple[str, Socket]:
+    """Return the token and the socket to listen on, from the server that starts this runner."""
+    given, fds = receive(line, 1024, 1)
+    if not given:
+        raise SystemExit("the server that started this runner has ended")
+    line.close()
+    return given["token"], _socket.socket(fileno=fds[0])
 
 
 def accept(listener: Socket) -> Socket:

@@ -11,7 +11,7 @@ from mcp_sandbox.runner.calls.doors import Dial, DoorTable
 from mcp_sandbox.runner.calls.operation import Operation
 from mcp_sandbox.runner.calls.table import ProcessTable
 from mcp_sandbox.runner.kernel import processes
-from mcp_sandbox.runner.kernel.loop import READ, Loop
+from mcp_sandbox.runner.kernel.loop import READ, DeferredAction, Loop
 from mcp_sandbox.runner.kernel.native import Socket, accept, signal
 from mcp_sandbox.runner.wire.connection import Connection
 from mcp_sandbox.runner.wire.protocol import OpError, ProtocolError
@@ -31,6 +31,9 @@ _MOST_UNPROVED = 16
 # The connection that asked for the end gets its answer first, and then closes.
 _FAREWELL_S = 1.0
 _LULL_S = 0.02
+_COUNT_S = 1.0
+
+_TOO_MANY = b"[ended: more than %d terminals were open in the sandbox; open fewer at a time]\n"
 
 # Where the client's folder is mounted, if any.
 _PROJECT = "/project"
@@ -75,6 +78,8 @@ class Server:
             self.loop.on_signal(signal.SIGTERM, self.stop)
         self._pool.spares.interpreter.adopt(*warm)
         self._awaited = True
+        self._most_terminals = int(settings.get("TERMINALS", "64"))
+        self._counting = DeferredAction(self.loop, _COUNT_S, self._bound_terminals)
 
     def run(self) -> None:
         self._consider_idle()
@@ -205,6 +210,7 @@ class Server:
         if self._retiring:
             raise OpError("retired", "the sandbox is about to end")
         self._pool.waking.plan()
+        self._counting.plan()
         if op == "run":
             args = self._complete(args)
             tools = self.loop, self._pool, self._notebooks, self._standby
@@ -228,6 +234,14 @@ class Server:
             answer = {"why": why}
         reply.done(answer)
         return None
+
+    def _bound_terminals(self) -> None:
+        """End the newest command, or all that runs on, while it has too many of the host's."""
+        too_many = processes.count_terminals() > self._most_terminals
+        if too_many and not self._table.end_newest(_TOO_MANY % self._most_terminals):
+            self._pool.kill_background(idle_too=True)
+        if not self._pool.quiet or self._notebooks.notebooks:
+            self._counting.plan()
 
     def _about(self, reply: Reply, op: str, args: dict[str, Any]) -> Wait | None:
         """Return a call about a command; a notebook's name stands for its current cell."""

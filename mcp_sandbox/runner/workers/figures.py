@@ -10,6 +10,8 @@ import io
 import os
 import sys
 
+from mcp_sandbox.runner.files import kept
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
@@ -94,17 +96,15 @@ class Figures:
 
     def keep(self, data: bytes, suffix: str) -> str | None:
         """Write a new file of this call; return its path, or None after a message on stderr."""
-        os.makedirs(os.path.dirname(self.base), exist_ok=True)
         for number in range(len(list_saved_figures(self.base)) + 1, _MOST + 1):
             path = f"{self.base}-{number}.{suffix}"
             try:
-                with open(path, "xb") as file:
+                with open(kept.create(path), "wb") as file:
                     file.write(data)
             except FileExistsError:
                 continue
             except OSError as exc:
-                if os.path.lexists(path):
-                    os.unlink(path)
+                kept.remove(path)
                 full = "the workspace is full: delete files" if exc.errno in _FULL else exc
                 _say(f"a figure could not be kept: {full}")
                 return None

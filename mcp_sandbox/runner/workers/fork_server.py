@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
     from typing import Any
 
+    from mcp_sandbox.runner.kernel.loop import Timer
+
     Listener = Callable[[dict[str, Any]], None]
 
 # Variables that the C library or Python reads only when a program starts.
@@ -61,6 +63,9 @@ class Notebook:
         # The listener and id of the cell that runs.
         self.listener: Listener | None = None
         self.cell = ""
+        # Its limit, which it may not pass by telling an end, and whether the answer is awaited.
+        self.limit: Timer | None = None
+        self.is_asked = False
         # The state that the last cell reported.
         self.state = "new"
         self._started = time.monotonic()

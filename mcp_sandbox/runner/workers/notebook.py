@@ -40,6 +40,9 @@ def run(job: dict[str, Any]) -> None:
     os.set_inheritable(control.fileno(), False)
     pid, status = os.getpid(), 0
     while (cell := receive(control, MAX_HEADER + 4096, 4))[0]:
+        if "ask" in cell[0]:
+            send(control, {"e": "rests"}, [])
+            continue
         answer = notebook.do(*cell)
         status = answer["status"] >> 8
         if os.getpid() != pid:

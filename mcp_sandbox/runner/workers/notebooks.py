@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 _MOST = 8
 _INTERRUPT_S = 2.0
+_ANSWER_S = 5.0
 # The worker reports the end of the process, a moment after the socket has closed.
 _MOMENT_S = 0.5
 
@@ -47,6 +48,10 @@ class Notebooks:
             found.state = "kept"
         found = found or self._begin(name, job)
         found.listener, found.cell = listener, job["id"]
+        if found.limit:
+            found.limit.cancel()
+        if job["timeout_s"] is not None:
+            found.limit = self._loop.call_later(job["timeout_s"], lambda: self._ask(found))
         self._pool.free_held()
         self._pool.rest(found.python_worker, rests=False)
         try:
@@ -60,6 +65,18 @@ class Notebooks:
             processes.send(main, signal.SIGCONT)
             listener({"e": "pid", "pid": main})
         return found
+
+    def _ask(self, notebook: Notebook) -> None:
+        """End a notebook in which the last cell runs on at its limit, though it told its end."""
+        if not notebook.listener and notebook.state != "ended":
+            cell, notebook.is_asked = notebook.cell, True
+            try:
+                send(notebook.control, {"ask": True}, [])
+            except OSError:
+                self._pool.kill(notebook.python_worker)
+            self._loop.call_later(
+                _ANSWER_S, lambda: self._kill(notebook, notebook.is_asked and notebook.cell == cell)
+            )
 
     def is_ending(self, name: str) -> bool:
         """Return whether it is killed, and its end is not known yet: it would take no cell."""
@@ -131,7 +148,9 @@ class Notebooks:
         except (OSError, ValueError, RecursionError):
             pass
         listener = notebook.listener
-        if (
+        if message == {"e": "rests"} and notebook.is_asked:
+            notebook.is_asked = False
+        elif (
             listener
             and isinstance(message, dict)
             and message.get("e") == "exit"

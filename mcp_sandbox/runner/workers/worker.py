@@ -10,6 +10,7 @@ import os
 import time
 
 from mcp_sandbox.runner.calls.shell import SAVE, WHOLE, saver
+from mcp_sandbox.runner.files import kept
 from mcp_sandbox.runner.kernel import processes
 from mcp_sandbox.runner.kernel.native import Socket, close, make_socket_pair, receive, send, signal
 from mcp_sandbox.runner.wire.protocol import MAX_HEADER, OpError
@@ -172,18 +173,17 @@ class Worker:
 def recall(memory: str) -> list[str]:
     """Prepare to load a shell's state; return remarks about the state found."""
     try:
-        os.makedirs(os.path.dirname(memory), exist_ok=True)
-        _remove(f"{memory}.new")
-        _remove(f"{memory}.moved")
+        kept.remove(f"{memory}.new")
+        kept.remove(f"{memory}.moved")
         if _content(saver(memory)) != SAVE:
             # Other shells may write or run it at the same time: rename it into place.
-            _remove(f"{memory}.save")
-            with open(f"{memory}.save", "xb") as file:
+            kept.remove(f"{memory}.save")
+            with open(kept.create(f"{memory}.save"), "wb") as file:
                 file.write(SAVE)
-            os.rename(f"{memory}.save", saver(memory))
+            _rename(f"{memory}.save", saver(memory))
         if _size_if_complete(memory):
             return []
-        os.unlink(memory)
+        kept.within(memory, lambda name, folder: os.unlink(name, dir_fd=folder))
     except FileNotFoundError:
         return ["new"]
     except OSError as exc:
@@ -194,10 +194,10 @@ def recall(memory: str) -> list[str]:
 
 def remember(memory: str) -> list[str]:
     """Move a shell's new state into place if complete; return remarks about it."""
-    remarks, size = ["moved"] * _remove(f"{memory}.moved"), _size_if_complete(f"{memory}.new")
+    remarks, size = ["moved"] * kept.remove(f"{memory}.moved"), _size_if_complete(f"{memory}.new")
     try:
         if size > len(WHOLE):
-            os.rename(f"{memory}.new", memory)
+            _rename(f"{memory}.new", memory)
     except OSError:
         size = 0
     return remarks if size else [*remarks, "kept"]
@@ -211,7 +211,8 @@ def _size_if_complete(memory: str) -> int:
 def _content(path: str) -> bytes:
     """Return the content of a shell's file; user code may have put anything there."""
     try:
-        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        file = kept.within(path, lambda name, folder: os.open(name, flags, dir_fd=folder))
         try:
             return os.read(file, _MAX_MEMORY + 1)
         finally:
@@ -220,12 +221,11 @@ def _content(path: str) -> bytes:
         return b""
 
 
-def _remove(path: str) -> bool:
-    try:
-        os.unlink(path)
-    except OSError:
-        return False
-    return True
+def _rename(path: str, to: str) -> None:
+    def act(name: str, folder: int) -> None:
+        os.rename(name, os.path.basename(to), src_dir_fd=folder, dst_dir_fd=folder)
+
+    kept.within(path, act)
 
 
 def _abort(_number: int, _frame: object) -> None:
@@ -257,7 +257,7 @@ def code_path(name: str) -> str:
 def remove_code(name: str) -> None:
     """Delete the code of a call that has ended, if it is still there."""
     # The code may have removed it, or put something else there.
-    _remove(code_path(name))
+    kept.remove(code_path(name), own=0)
 
 
 def _now_coarse() -> int:
