@@ -33,7 +33,7 @@ from pydantic import TypeAdapter
 
 from mcp_sandbox.durable import closing_fd, make_folder, read_note, write_file, write_note
 from mcp_sandbox.errors import SandboxGone, StorageUnavailable
-from mcp_sandbox.models import BackendName, Network, SandboxFacts, SandboxId
+from mcp_sandbox.models import BackendName, Network, SandboxFacts, SandboxId, SandboxSpec
 
 _GONE_LIMIT_S = 10.0
 _CAPABILITIES = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
@@ -206,8 +206,10 @@ def new_id() -> SandboxId:
     return SandboxId(f"mcs-{secrets.token_hex(8)}")
 
 
-def sandbox_user() -> tuple[int, int]:
-    """Return the uid and gid of sandboxes: the server's own, but never root's."""
+def sandbox_user(spec: SandboxSpec | None = None) -> tuple[int, int]:
+    """Return the uid and gid of a sandbox: of its own, or the server's, but never root's."""
+    if spec and spec.user:
+        return spec.user
     return (os.geteuid(), os.getegid()) if os.geteuid() != 0 else (_SANDBOX_USER, _SANDBOX_USER)
 
 
@@ -231,13 +233,14 @@ class SandboxRecords:
         sandbox_id: SandboxId,
         record: SandboxRecord,
         *,
+        user: tuple[int, int] | None = None,
         hand_over: bool = False,
         shown: Mapping[str, str] | None = None,
     ) -> bytes:
         """Make the directory of a new sandbox; returns its token, raises StorageUnavailable.
 
-        Beside the socket are `shown`, readable to all, and with `hand_over` the token: the runner
-        takes it away before it runs anything.
+        Beside the socket, which is its `user`'s, are `shown`, readable to all, and with `hand_over`
+        the token: the runner takes it away before it runs anything.
         """
         token = secrets.token_bytes(32)
         directory, sockets = self.directory(sandbox_id), self.socket_directory(sandbox_id)
@@ -250,7 +253,7 @@ class SandboxRecords:
                 write_file(place / "token", token.hex().encode(), synced=False)
             if os.geteuid() == 0:
                 for path in (sockets, *sockets.iterdir()):
-                    os.chown(path, *sandbox_user())
+                    os.chown(path, *(user or sandbox_user()))
             for name, text in (shown or {}).items():
                 # After that: code inside must not be able to write to it.
                 write_file(sockets / name, text.encode(), synced=False)

@@ -40,12 +40,13 @@ from mcp_sandbox.backends.docker.spec import (
     instance_of,
 )
 from mcp_sandbox.backends.local_socket import connect
-from mcp_sandbox.backends.runner_copy import runner_digest
+from mcp_sandbox.backends.runner_copy import name_user, runner_digest
 from mcp_sandbox.backends.sandbox_records import (
     SandboxRecord,
     SandboxRecords,
     make_gone_error,
     new_id,
+    sandbox_user,
 )
 from mcp_sandbox.config import DockerConfig
 from mcp_sandbox.errors import BackendUnavailable, ImageMissing, InsecureSandbox, SandboxGone
@@ -126,19 +127,28 @@ class DockerBackend:
             image, shared = await self._current_image(spec.image), await self._shares_sockets()
             # By a file if the container sees it and no variable changes how Python starts.
             by_file = shared and not is_steered([*spec.env, *image.env])
+            user, folder = sandbox_user(spec), self._records.socket_directory(sandbox_id)
+            # In the image the name has another number.
+            names = {} if user == sandbox_user() else name_user(*user)
+            named = (models.Mount(folder / each, f"/etc/{each}", read_only=True) for each in names)
+            spec = replace(spec, mounts=(*spec.mounts, *named))
 
             def note() -> bytes:
                 # In a thread: it reads /proc to record which process creates the sandbox.
                 record = SandboxRecord("docker", labels=dict(spec.labels), network=spec.network)
-                return self._records.open(sandbox_id, record, hand_over=by_file, shown=_SHOWN)
+                shown = _SHOWN | names
+                return self._records.open(
+                    sandbox_id, record, user=user, hand_over=by_file, shown=shown
+                )
 
             token = await to_thread.run_sync(note)
             place = replace(
                 find_place(image, self._instance, self._config.runtime, info),
                 name=sandbox_id,
                 token=token.hex(),
+                user=f"{user[0]}:{user[1]}",
                 token_file=by_file,
-                socket_directory=self._records.socket_directory(sandbox_id) if shared else None,
+                socket_directory=folder if shared else None,
                 network="none" if spec.network == "none" else sandbox_id,
             )
             facts = self._facts(await self._start(spec, place), info)
