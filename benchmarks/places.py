@@ -21,6 +21,7 @@ from mcp_sandbox.models import BackendName, ChatId, ExecResult, Mount, SandboxId
 from mcp_sandbox.runtime.channel import Channel
 from mcp_sandbox.runtime.runtime import Runtime
 from mcp_sandbox.workspace.directory import Workspaces
+from mcp_sandbox.workspace.users import SandboxUsers
 
 T = TypeVar("T")
 CHAT = ChatId("benchmark", "one")
@@ -57,7 +58,7 @@ class Place:
 
     async def spec(self, chat: ChatId = CHAT) -> SandboxSpec:
         """What a session would ask for."""
-        workspaces = Workspaces(self.config.data_dir, owner=sandbox_user())
+        workspaces = Workspaces(self.config.data_dir, users=SandboxUsers(one=sandbox_user()))
         directories = await workspaces.open(chat)
         return SandboxSpec(
             mounts=(

@@ -150,7 +150,7 @@ class _BareBubblewrap:
 
     def __init__(self, folder: Path) -> None:
         self._host = host = Host(folder)
-        self._etc = make_etc(host.uid, host.gid, "none")
+        self._etc = make_etc(*sandbox_user(), "none")
         targets = {"mount-0": "/workspace", "mount-1": "/home/sandbox"}
         self._reach = {name: str(folder / name) for name in (*targets, "runner")}
         copytree(host.runner, self._reach["runner"])

@@ -82,6 +82,10 @@ PROGRAMS = "/opt/agents"
 """Where a sandbox has the operator's programs for agents; what is in its `bin` goes before all."""
 
 
+PENDING_SIGNALS = 4096
+"""How many signals may wait for processes of a sandbox that has a user of its own."""
+
+
 @dataclass(frozen=True)
 class Mount:
     """A host directory that appears in the sandbox."""
@@ -110,7 +114,8 @@ class SandboxSpec:
 
     `mounts` hold one for /workspace and one for /home/sandbox, unless the backend holds files.
     `idle_s`: the runner ends itself after this long without connection and processes.
-    `image`, for backends that have some, is their own where it is empty.
+    `image`, for backends that have some, is their own where it is empty. `user` are the uid and gid
+    that it runs as; None: those of all that have none of their own.
     """
 
     mounts: tuple[Mount, ...]
@@ -120,6 +125,7 @@ class SandboxSpec:
     labels: Mapping[str, str] = field(default_factory=dict[str, str])
     idle_s: float = 900.0
     image: str = ""
+    user: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)

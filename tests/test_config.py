@@ -150,6 +150,9 @@ def test_relative_data_directory_of_a_flag_becomes_absolute(
         ("env: {PORT: 80}\n", r"^env\.PORT \(.* line 1\) .*write names with texts"),
         ("data_dir: [here]\n", r"data_dir \[.* line 1\).*write an absolute path$"),
         ("limits:\n  memory: !!python/name:os.system x\n", r"line 2: could not determine"),
+        ("sandbox: {uid_range: 9-8}\n", r"sandbox\.uid_range .* line 1\).*write .* START-END"),
+        ("sandbox: {uid_range: 0-8}\n", r"sandbox\.uid_range .*write .* START-END"),
+        ("sandbox: {uid_range: 9-2147483647}\n", r"sandbox\.uid_range .*write .* START-END"),
         ("env: {MCP_SANDBOX_TOKEN: x}\n", r"env \(.* line 1\).*'MCP_SANDBOX_TOKEN' cannot be"),
     ],
 )

@@ -1,5 +1,8 @@
 import io
 import json
+import os
+import pwd
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +13,7 @@ import pytest
 from rich.console import Console
 
 from mcp_sandbox.config import Config, DockerConfig, SkillsConfig, WorkspaceConfig
+from mcp_sandbox.config.sections import SandboxConfig
 from mcp_sandbox.doctor.machine import (
     Check,
     Report,
@@ -75,6 +79,18 @@ def test_a_damaged_state_file_is_told_with_its_place(tmp_path: Path) -> None:
     assert check.status == "warn"
     assert check.found.startswith(f"2 damaged and set aside, at last {folder}/chat-one.json.dam")
     assert "delete them" in check.remedy
+
+
+def test_an_account_whose_id_a_sandbox_may_have_is_told(tmp_path: Path) -> None:
+    account = next(each for each in pwd.getpwall() if each.pw_uid > 1)
+    near = f"{account.pw_uid - 1}-{account.pw_uid + 1}"
+    for uids, status in ((near, "warn"), ("1073741824-1073741833", "ok"), ("", "ok")):
+        config = Config(data_dir=tmp_path, sandbox=SandboxConfig(uid_range=uids))
+        (check,) = (check for check in examine_machine(config) if check.name == "sandbox users")
+        assert check.status == (status if os.geteuid() == 0 else "ok")
+        if check.status == "warn":
+            assert re.search(rf"\b{account.pw_name}\b.* can look into sandboxes", check.found)
+            assert "sandbox.uid_range" in check.remedy
 
 
 def test_full_disk_is_a_failure_with_a_remedy(tmp_path: Path) -> None:

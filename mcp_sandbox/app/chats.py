@@ -5,6 +5,7 @@ libraries of a backend that is not used.
 """
 
 import logging
+import os
 import secrets
 import signal
 import tempfile
@@ -173,14 +174,15 @@ async def open_manager(
     ):
         logger.info("backend %s: %s", backend.name, why)
         programs = await to_thread.run_sync(find_programs, config)
-        data_dir, owner = config.data_dir, sandbox_user()
+        files = await to_thread.run_sync(_open_workspaces, backend, config, ledger.records)
+        data_dir, users = config.data_dir, files.users
         size = _pool_size(backend, config, for_many)
         space, shown = config.workspace, config.skills.enabled
-        pool = PoolFolder(data_dir, owner=owner, settings=space, skills=shown) if size else None
+        pool = PoolFolder(data_dir, users=users, settings=space, skills=shown) if size else None
         context = SessionContext(
             backend,
-            await to_thread.run_sync(_open_workspaces, backend, config, ledger.records),
-            Projects(config.project, data_dir, owner=owner, folders=folders or ClientFolders()),
+            files,
+            Projects(config.project, data_dir, users=users, folders=folders or ClientFolders()),
             ledger,
             audit,
             SessionSettings(
@@ -284,6 +286,7 @@ def _pool_size(backend: Backend, config: Config, for_many: bool) -> int:
 def _open_workspaces(backend: Backend, config: Config, records: "ChatRecords") -> "Workspaces":
     """Return the files of all chats. Blocks on the disk."""
     from mcp_sandbox.workspace.directory import Workspaces
+    from mcp_sandbox.workspace.users import SandboxUsers, open_users
 
     kind: Callable[..., Workspaces] = Workspaces
     if backend.holds_files:
@@ -291,8 +294,11 @@ def _open_workspaces(backend: Backend, config: Config, records: "ChatRecords") -
 
         check_holding(config)
         kind = partial(RecordedWorkspaces, records=records)
-    owner, shown = sandbox_user(), config.skills.enabled
-    return kind(config.data_dir, owner=owner, settings=config.workspace, skills=shown)
+    users, shown = SandboxUsers(one=sandbox_user()), config.skills.enabled
+    # What chats write into a folder of the user all of them may change there.
+    if os.geteuid() == 0 and not (backend.holds_files or config.project.access == "rw"):
+        users = open_users(config.data_dir, config.sandbox.uid_range)
+    return kind(config.data_dir, users=users, settings=config.workspace, skills=shown)
 
 
 def check_holding(config: Config) -> None:

@@ -135,6 +135,16 @@ def _compile(root: Path, python: Path) -> None:
         )
 
 
+def name_user(uid: int, gid: int) -> dict[str, str]:
+    """Return the content of passwd and group for the user of a sandbox."""
+    return {
+        "passwd": f"sandbox:x:{uid}:{gid}:sandbox:/home/sandbox:/bin/bash\n"
+        "root:x:0:0:root:/root:/usr/sbin/nologin\n"
+        "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n",
+        "group": f"sandbox:x:{gid}:\nroot:x:0:\nnogroup:x:65534:\n",
+    }
+
+
 def environment(spec: SandboxSpec, path: str, home: str) -> dict[str, str]:
     """Return the environment of commands; it has nothing of the server's own environment."""
     offline = OFFLINE if spec.network == "none" else {}

@@ -34,7 +34,7 @@ from pydantic import TypeAdapter
 
 from mcp_sandbox.durable import closing_fd, make_folder, read_note, write_file, write_note
 from mcp_sandbox.errors import SandboxGone, StorageUnavailable
-from mcp_sandbox.models import BackendName, Network, SandboxFacts, SandboxId
+from mcp_sandbox.models import BackendName, Network, SandboxFacts, SandboxId, SandboxSpec
 from mcp_sandbox.runner.files.moving import remove_tree
 
 _GONE_LIMIT_S = 10.0
@@ -203,8 +203,10 @@ def new_id() -> SandboxId:
     return SandboxId(f"mcs-{secrets.token_hex(8)}")
 
 
-def sandbox_user() -> tuple[int, int]:
-    """Return the uid and gid of sandboxes: the server's own, but never root's."""
+def sandbox_user(spec: SandboxSpec | None = None) -> tuple[int, int]:
+    """Return the uid and gid of a sandbox: of its own, or the server's, but never root's."""
+    if spec and spec.user:
+        return spec.user
     return (os.geteuid(), os.getegid()) if os.geteuid() != 0 else (_SANDBOX_USER, _SANDBOX_USER)
 
 

@@ -23,6 +23,7 @@ from mcp_sandbox.config.values import (
     ServiceUrl,
     Size,
     Source,
+    UidRange,
     Variable,
 )
 from mcp_sandbox.models import Limits, Narrow, Network, ProjectAccess
@@ -111,6 +112,14 @@ class LimitsConfig(Section):
             open_files=self.open_files,
             file_mb=self.file_size // MIB,
         )
+
+
+class SandboxConfig(Section):
+    """Who sandboxes run as."""
+
+    uid_range: UidRange = setting(
+        "", "user ids, START-END, one for each chat of a root's server; empty = 65,536 picked once"
+    )
 
 
 class WorkspaceConfig(Section):
@@ -529,6 +538,7 @@ class Config(Section):
     docker: DockerConfig = DockerConfig()
     kubernetes: KubernetesConfig = KubernetesConfig()
     limits: LimitsConfig = LimitsConfig()
+    sandbox: SandboxConfig = SandboxConfig()
     workspace: WorkspaceConfig = WorkspaceConfig()
     project: ProjectConfig = ProjectConfig()
     storage: StorageConfig = StorageConfig()

@@ -123,6 +123,13 @@ def _key_source(value: str) -> str:
         raise ValueError(f"{exc}, or as env:NAME") from None
 
 
+def _uid_range(value: str) -> str:
+    first, _, last = (value or "1-1").partition("-")
+    if not (f"{first}{last}".isdecimal() and 0 < int(first) <= int(last or 0) < (1 << 31) - 1):
+        raise ValueError("write user ids as START-END, such as 200000-265535")
+    return value
+
+
 def _schedule(value: str) -> str:
     try:
         next(CronSim(value, datetime.now(UTC)))
@@ -141,6 +148,7 @@ _Time = Annotated[
 ]
 Duration = Annotated[_Time, Field(gt=0, allow_inf_nan=False)]
 DurationOrZero = Annotated[_Time, Field(ge=0, allow_inf_nan=False)]
+UidRange = Annotated[str, AfterValidator(_uid_range)]
 Schedule = Annotated[str, AfterValidator(_schedule)]
 Variable = Annotated[str, AfterValidator(_variable)]
 Proxy = Annotated[str, AfterValidator(_proxy)]

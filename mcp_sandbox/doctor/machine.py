@@ -2,6 +2,7 @@
 
 import os
 import platform
+import pwd
 import re
 import shutil
 import subprocess
@@ -33,6 +34,7 @@ from mcp_sandbox.app.chats import (
 )
 from mcp_sandbox.backends.docker.client import connection_of
 from mcp_sandbox.backends.docker.engine import is_gvisor, security_options
+from mcp_sandbox.backends.sandbox_records import sandbox_user
 from mcp_sandbox.config import Config
 from mcp_sandbox.daemon.control_client import ask_daemon
 from mcp_sandbox.daemon.lock import lock_file
@@ -40,6 +42,7 @@ from mcp_sandbox.durable import DAMAGED, is_locked, make_folder
 from mcp_sandbox.errors import OperatorError, SandboxError
 from mcp_sandbox.models import BackendName, ChatId
 from mcp_sandbox.skills.library import SkillLibrary
+from mcp_sandbox.workspace.users import find_range
 
 Status = Literal["ok", "warn", "fail"]
 # A status, what was found, and what to do about it.
@@ -143,6 +146,7 @@ def examine_machine(config: Config) -> list[Check]:
         "kernel": _kernel(),
         "data directory": _disk(config),
         "state files": _damaged(config.data_dir / "sandbox"),
+        "sandbox users": _sandbox_users(config),
         "user namespaces": _user_namespaces(),
         "control groups": _control_groups(),
         "seccomp": _system_call_filter(),
@@ -196,6 +200,19 @@ def _damaged(folder: Path) -> Finding:
     latest = max(found, key=lambda path: path.name.rpartition(DAMAGED)[2])
     remedy = "made anew, and no chat's files are concerned: check the disk, then delete them"
     return "warn", f"{len(found)} damaged and set aside, at last {latest}", remedy
+
+
+def _sandbox_users(config: Config) -> Finding:
+    if os.geteuid() != 0:
+        return "ok", f"all sandboxes run as this user, uid {os.geteuid()}", ""
+    wanted = "{0}-{0}".format(*sandbox_user()) if config.project.access == "rw" else ""
+    found = find_range(config.data_dir, wanted or config.sandbox.uid_range) or ()
+    clashing = [each.pw_name for each in pwd.getpwall() if each.pw_uid in found]
+    said = f"uid {found[0]}-{found[-1]}" if found else "their ids are picked at the first start"
+    if not clashing:
+        return "ok", said, ""
+    remedy = "set sandbox.uid_range to ids of no account, or give that account another id"
+    return "warn", f"{said}: {', '.join(clashing)} of this host can look into sandboxes", remedy
 
 
 def _user_namespaces() -> Finding:

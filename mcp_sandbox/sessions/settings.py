@@ -72,7 +72,8 @@ class SessionSettings:
         # Backends know only these two; connections to allowed hosts leave by doors.
         network: Network = "open" if self.network == "open" else "none"
         idle_s, image = self.sessions.orphaned, assistant.image
-        return SandboxSpec(mounts, limits, network, self.env, labels, idle_s, image)
+        user = directories.user
+        return SandboxSpec(mounts, limits, network, self.env, labels, idle_s, image, user)
 
 
 def find_chat_label(labels: Mapping[str, str]) -> ChatId | None:

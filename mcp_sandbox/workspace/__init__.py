@@ -10,6 +10,7 @@ the sandbox user's home).
     retention       which files are due to go. Pure
     projects        shows the folder that a client works in; `project_copy` as a copy
     pool            trees of warm sandboxes
+    users           who the trees of each chat belong to
 
 Everything below a workspace is hostile: names, types, links, depth, and all of it may change
 between two system calls. So host code never hands a path below a workspace to the kernel as one

@@ -46,6 +46,7 @@ from mcp_sandbox.workspace.beneath import (
     open_file,
     rename_new,
 )
+from mcp_sandbox.workspace.users import Owner, SandboxUsers, unite
 
 _STAMP = "%Y%m%dT%H%M%SZ"
 _ITEM = re.compile(r"(\d{8}T\d{6}Z)-[0-9a-f]{16}")
@@ -176,6 +177,11 @@ def _list_chats(sandbox: int, user: str | None = None) -> list[ChatId]:
     return found
 
 
+def _chats(data_root: Path) -> Sequence[ChatId]:
+    with layout.sandbox_directory(data_root) as sandbox:
+        return _list_chats(sandbox)
+
+
 def _list_and_close(parent: int) -> list[str]:
     with closing_fd(parent), os.scandir(parent) as entries:
         return sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
@@ -231,7 +237,8 @@ class ChatDirectories:
     """A chat's trees on the host. `aliases` are the further mounts that the settings ask for.
 
     `skills` is the mount by which its sandbox sees skills, if it does. Unless they are
-    `mounted` there are none, for the sandbox holds the chat's files itself.
+    `mounted` there are none, for the sandbox holds the chat's files itself. `user` is the one that
+    sandboxes run as; where trees are `astray`, not all are of a user that can be the chat's.
     """
 
     workspace: Path
@@ -240,6 +247,8 @@ class ChatDirectories:
     aliases: tuple[Mount, ...] = ()
     skills: tuple[Mount, ...] = ()
     mounted: bool = True
+    user: Owner | None = None
+    astray: bool = False
 
     @property
     def mounts(self) -> tuple[Mount, ...]:
@@ -270,18 +279,15 @@ class Workspaces:
         self,
         data_root: Path,
         *,
-        owner: tuple[int, int],
+        users: SandboxUsers,
         settings: WorkspaceConfig | None = None,
         skills: bool = False,
         now: Callable[[], float] = time.time,
     ) -> None:
-        """`owner` is the (uid, gid) that sandboxes run as; `now` gives seconds since the epoch.
-
-        With `skills`, sandboxes see them.
-        """
+        """With `skills`, sandboxes see them; `now` gives seconds since the epoch."""
         self.data_root = data_root
         layout.parse_aliases(settings.aliases if settings else ())
-        self._owner = owner
+        self.users = users
         self._settings = settings or WorkspaceConfig()
         self._skills = skills
         self._now = now
@@ -294,6 +300,16 @@ class Workspaces:
     async def open(self, chat: ChatId) -> ChatDirectories:
         """Return the chat's trees, made if absent."""
         return await to_thread.run_sync(self._open, chat, limiter=self._layout_limiter)
+
+    async def unite(self, chat: ChatId) -> int:
+        """Give the trees of an open chat to one user of its own; return how many files moved.
+
+        No sandbox of the chat may be running.
+        """
+        kinds = (b"workspace", b"project", b"home")
+        paths = [b"/".join((kind, chat.user.encode(), tree_name(chat))) for kind in kinds]
+        give = functools.partial(unite, self.data_root, paths, self.users)
+        return await to_thread.run_sync(give, limiter=self._walk_limiter)
 
     async def discard(self, chat: ChatId) -> str:
         """Begin an empty workspace; the old one goes to the trash, as an item of this name.
@@ -321,7 +337,7 @@ class Workspaces:
         await to_thread.run_sync(self._replace, chat, limiter=self._layout_limiter)
 
     async def chats(self) -> Sequence[ChatId]:
-        return await to_thread.run_sync(self._chats, limiter=self._layout_limiter)
+        return await to_thread.run_sync(_chats, self.data_root, limiter=self._layout_limiter)
 
     async def exist(self, chat: ChatId) -> bool:
         return await to_thread.run_sync(self._path("workspace", chat).exists)
@@ -352,17 +368,20 @@ class Workspaces:
         with layout.sandbox_directory(self.data_root) as sandbox, ExitStack() as stack:
             workspace, created = self._tree(stack, sandbox, "workspace", chat)
             self._tree(stack, sandbox, "home", chat)
+            user = find_user(stack, sandbox, chat, self.users)
             if created and self._settings.subdirectories:
-                layout.seed(workspace, self._owner)
+                layout.seed(workspace, user)
             planned = layout.plan(chat, self._settings.aliases)
-            layout.make_aliases(sandbox, workspace, planned, self._owner)
+            layout.make_aliases(sandbox, workspace, planned, user)
             kinds = ["workspace", "home"]
             if self._skills:
                 skills, _ = self._tree(stack, sandbox, "skills", chat)
                 layout.enter_shown(stack, skills, layout.SHOWN)
                 kinds.append("skills")
             trees = {kind: self._path(kind, chat) for kind in kinds}
-            return chat_directories(trees, os.fstat(workspace).st_ino, planned, self.data_root)
+            found = chat_directories(trees, os.fstat(workspace).st_ino, planned, self.data_root)
+            is_own = self.users.find(user[0]) and len(_owners(sandbox, chat)) < 2
+            return replace(found, user=user, astray=not is_own)
 
     def _discard(self, chat: ChatId) -> str:
         with layout.sandbox_directory(self.data_root) as sandbox, ExitStack() as stack:
@@ -382,10 +401,11 @@ class Workspaces:
             user = layout.enter(stack, sandbox, _STAGED, chat.user)
             destroy(layout.enter(stack, sandbox, "trash"), user, tree_name(chat), self._now())
             place = layout.enter(stack, user, os.fsdecode(tree_name(chat)))
+            owner = find_user(stack, sandbox, chat, self.users)
             for kind in _FILLED:
-                os.close(layout.make_tree(place, kind.encode(), self._owner)[0])
+                os.close(layout.make_tree(place, kind.encode(), owner)[0])
             path, inode = self._path(_STAGED, chat), os.stat("workspace", dir_fd=place).st_ino
-            return ChatDirectories(path / "workspace", path / "home", inode)
+            return ChatDirectories(path / "workspace", path / "home", inode, user=owner)
 
     def _replace(self, chat: ChatId) -> None:
         with layout.sandbox_directory(self.data_root) as sandbox, ExitStack() as stack:
@@ -394,12 +414,12 @@ class Workspaces:
             place = layout.enter(stack, sandbox, _STAGED, chat.user, os.fsdecode(tree_name(chat)))
             with suppress(OSError):
                 os.rmdir("project", dir_fd=place)
-            if layout.exists(place, b"project"):
-                copies, _ = self._tree(stack, sandbox, "project", chat)
-                rename_new(place, b"project", copies, RESTORED)
             # The workspace goes last: without it the chat's files are not here.
             for kind in ("home", "workspace"):
                 user = layout.enter(stack, sandbox, kind, chat.user)
+                if kind == "workspace" and layout.exists(place, b"project"):
+                    copies, _ = self._tree(stack, sandbox, "project", chat)
+                    rename_new(place, b"project", copies, RESTORED)
                 rename_new(place, kind.encode(), user, tree_name(chat))
             self._path(_STAGED, chat).rmdir()
 
@@ -415,10 +435,6 @@ class Workspaces:
                 self._tree(stack, sandbox, kind, chat)
                 trees[kind] = (user, tree_name(chat))
         return trees
-
-    def _chats(self) -> Sequence[ChatId]:
-        with layout.sandbox_directory(self.data_root) as sandbox:
-            return _list_chats(sandbox)
 
     def _trashed(self, measured: bool) -> Sequence[TrashItem]:
         with layout.sandbox_directory(self.data_root) as sandbox, ExitStack() as stack:
@@ -461,7 +477,9 @@ class Workspaces:
 
     def _tree(self, stack: ExitStack, sandbox: int, kind: str, chat: ChatId) -> tuple[int, bool]:
         """Open one of the chat's trees; the flag says whether it is new."""
-        owner = (os.geteuid(), os.getegid()) if kind == "skills" else self._owner
+        owner = (os.geteuid(), os.getegid())
+        if kind != "skills":
+            owner = find_user(stack, sandbox, chat, self.users)
         for _ in range(_ATTEMPTS):
             user = layout.enter(stack, sandbox, kind, chat.user)
             try:
@@ -469,12 +487,6 @@ class Workspaces:
             except FileNotFoundError:
                 continue
             stack.callback(os.close, tree)
-            if (found := os.fstat(tree).st_uid) != owner[0]:
-                path, (uid, gid) = self._path(kind, chat), owner
-                raise StorageUnavailable(
-                    f"{path} belongs to uid {found}, but sandboxes run as uid {uid} here: "
-                    f"run `chown -hR {uid}:{gid} {path}`, or start the server as before"
-                )
             return tree, created
         raise StorageUnavailable(
             f"{self._path(kind, chat)} disappears as often as it is made: end the program that "
@@ -497,6 +509,24 @@ def _allocated_bytes(bin_: int, name: str) -> int:
     with suppress(OSError), closing_fd(open_directory(bin_, name.encode())) as item:
         return meter.measure([item], checkpoint=from_thread.check_cancelled).allocated_bytes
     return 0
+
+
+def _owners(sandbox: int, chat: ChatId) -> Sequence[Owner]:
+    """Return whose the chat's trees are, each once, the workspace's first."""
+    found: dict[Owner, None] = {}
+    for kind in _FILLED:
+        with suppress(FileNotFoundError, NotADirectoryError):
+            path = f"{kind}/{chat.user}/chat-{chat.chat}"
+            status = os.stat(path, dir_fd=sandbox, follow_symlinks=False)
+            if status.st_uid != os.geteuid():
+                found[status.st_uid, status.st_gid] = None
+    return list(found)
+
+
+def find_user(stack: ExitStack, sandbox: int, chat: ChatId, users: SandboxUsers) -> Owner:
+    """Return whose the chat's trees are; for a new chat a user, of whom `stack` makes the first."""
+    found = _owners(sandbox, chat)
+    return found[0] if found else stack.enter_context(users.new(sandbox))
 
 
 def chat_directories(

@@ -32,6 +32,7 @@ from mcp_sandbox.models import ChatId
 from mcp_sandbox.workspace import directory, layout
 from mcp_sandbox.workspace.beneath import open_directory, rename_new
 from mcp_sandbox.workspace.directory import ChatDirectories, chat_directories, tree_name
+from mcp_sandbox.workspace.users import Owner, SandboxUsers
 
 _PROCESS = re.compile(r"[0-9a-f]{16}")
 _LABEL = re.compile(r"[0-9a-f]{16}/[0-9a-f]{16}")
@@ -58,14 +59,14 @@ class PoolFolder:
         self,
         data_root: Path,
         *,
-        owner: tuple[int, int],
+        users: SandboxUsers,
         settings: WorkspaceConfig | None = None,
         skills: bool = False,
     ) -> None:
-        """`owner` is the (uid, gid) that sandboxes run as; with `skills` they see them."""
+        """With `skills` sandboxes see them."""
         self._data_root = data_root
         self._pool = data_root / "sandbox" / "pool"
-        self._owner = owner
+        self._users = users
         self._settings = settings or WorkspaceConfig()
         # The workspace goes last: a chat is new as long as it has none.
         self._kinds = ("home", "skills", "workspace") if skills else ("home", "workspace")
@@ -154,18 +155,19 @@ class PoolFolder:
         label = f"{self._name}/{secrets.token_hex(8)}"
         with layout.sandbox_directory(self._data_root) as sandbox, ExitStack() as stack:
             folder = layout.enter(stack, sandbox, "pool", *label.split("/"), "new")
+            user = stack.enter_context(self._users.new(sandbox))
             for kind in self._kinds:
-                owner = (os.geteuid(), os.getegid()) if kind == "skills" else self._owner
+                owner = (os.geteuid(), os.getegid()) if kind == "skills" else user
                 tree, _ = layout.make_tree(folder, kind.encode(), owner)
                 stack.callback(os.close, tree)
                 if kind == "skills":
                     layout.enter_shown(stack, tree, layout.SHOWN)
             if self._settings.subdirectories:
-                layout.seed(tree, self._owner)
+                layout.seed(tree, user)
             planned = layout.plan(_NO_CHAT, self._settings.aliases)
-            layout.make_aliases(sandbox, tree, planned, self._owner)
+            layout.make_aliases(sandbox, tree, planned, user)
             inode = os.fstat(tree).st_ino
-        return WarmTrees(label, self._directories(self._pool / label / "new", inode))
+        return WarmTrees(label, self._directories(self._pool / label / "new", inode, user))
 
     def _settle(self, warm: WarmTrees) -> WarmTrees:
         with layout.sandbox_directory(self._data_root) as sandbox, ExitStack() as stack:
@@ -174,13 +176,13 @@ class PoolFolder:
             for kind in self._kinds:
                 rename_new(new, kind.encode(), folder, kind.encode())
             os.rmdir("new", dir_fd=folder)
-        inode = warm.directories.workspace_inode
-        return replace(warm, directories=self._directories(self._pool / warm.label, inode))
+        inode, user = warm.directories.workspace_inode, warm.directories.user
+        return replace(warm, directories=self._directories(self._pool / warm.label, inode, user))
 
-    def _directories(self, place: Path, inode: int) -> ChatDirectories:
+    def _directories(self, place: Path, inode: int, user: Owner | None) -> ChatDirectories:
         trees = {kind: place / kind for kind in self._kinds}
         planned = layout.plan(_NO_CHAT, self._settings.aliases)
-        return chat_directories(trees, inode, planned, self._data_root)
+        return replace(chat_directories(trees, inode, planned, self._data_root), user=user)
 
     def _adopt(self, warm: WarmTrees, chat: ChatId) -> None:
         with layout.sandbox_directory(self._data_root) as sandbox, ExitStack() as stack:

@@ -28,7 +28,8 @@ from mcp_sandbox.config import ProjectConfig, home
 from mcp_sandbox.errors import ConfigError, InvalidArgument
 from mcp_sandbox.models import ChatId, FolderIdentity, Mount, ProjectAccess
 from mcp_sandbox.workspace import layout
-from mcp_sandbox.workspace.directory import RESTORED
+from mcp_sandbox.workspace.directory import RESTORED, find_user, tree_name
+from mcp_sandbox.workspace.users import Owner, SandboxUsers
 
 logger = logging.getLogger(__name__)
 
@@ -100,14 +101,13 @@ class Projects:
         settings: ProjectConfig,
         data_root: Path,
         *,
-        owner: tuple[int, int],
+        users: SandboxUsers,
         folders: ClientFolders,
     ) -> None:
-        """`owner` is the (uid, gid) that sandboxes run as."""
         self.copies = settings.access == "copy"
         self._settings = settings
         self._data_root = data_root
-        self._owner = owner
+        self._users = users
         self._folders = folders
         self._private = (data_root, *folders.private)
 
@@ -149,7 +149,7 @@ class Projects:
 
     async def _copy(self, chat: ChatId, folder: Path) -> Path:
         """Make the chat's copy at its first call; later ones find it as the chat left it."""
-        tree = await to_thread.run_sync(self._tree, chat)
+        tree, owner = await to_thread.run_sync(self._tree, chat)
         copy = tree / hashlib.sha256(os.fsencode(folder)).hexdigest()[:16]
         with suppress(OSError):
             # A copy that a backup has brought; never over one that is there and not empty.
@@ -159,7 +159,7 @@ class Projects:
         order = {
             "source": os.fsdecode(folder),
             "target": str(copy),
-            "owner": self._owner,
+            "owner": owner,
             "max_bytes": self._settings.max_size,
             "max_files": self._settings.max_files,
         }
@@ -176,12 +176,14 @@ class Projects:
         logger.info("chat %s: copied its project, %s", chat, done.stdout.decode().strip())
         return copy
 
-    def _tree(self, chat: ChatId) -> Path:
+    def _tree(self, chat: ChatId) -> tuple[Path, Owner]:
         with layout.sandbox_directory(self._data_root) as sandbox, ExitStack() as stack:
             user = layout.enter(stack, sandbox, "project", chat.user)
-            tree, _ = layout.make_tree(user, f"chat-{chat.chat}".encode(), self._owner)
+            owner = find_user(stack, sandbox, chat, self._users)
+            tree, _ = layout.make_tree(user, tree_name(chat), owner)
             os.close(tree)
-        return self._data_root.resolve() / "sandbox" / "project" / chat.user / f"chat-{chat.chat}"
+        place = self._data_root.resolve() / "sandbox" / "project" / chat.user
+        return place / os.fsdecode(tree_name(chat)), owner
 
 
 def check_folder(folder: Path, private: Sequence[Path], *, or_root: bool = False) -> Steps:

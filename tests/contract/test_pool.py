@@ -18,6 +18,7 @@ from mcp_sandbox.models import ChatId, SandboxInfo, SandboxSpec
 from mcp_sandbox.sessions.sandbox.warm_pool import WarmPool
 from mcp_sandbox.sessions.settings import SessionSettings
 from mcp_sandbox.workspace.pool import PoolFolder
+from mcp_sandbox.workspace.users import SandboxUsers
 
 CHAT = ChatId("ann", "c1")
 
@@ -72,7 +73,7 @@ class Place:
         free: Callable[[], int] = lambda: 16,
         look_after_s: float = 10.0,
     ) -> WarmPool:
-        folder = PoolFolder(self.config.data_dir, owner=sandbox_user())
+        folder = PoolFolder(self.config.data_dir, users=SandboxUsers(one=sandbox_user()))
         settings = SessionSettings(pool_size=size, pool_max_age_s=max_age_s)
         pool = WarmPool(
             self.backend, folder, settings, self.tasks, free=free, look_after_s=look_after_s

@@ -19,9 +19,11 @@ from mcp_sandbox.sessions.settings import SessionSettings
 from mcp_sandbox.workspace.directory import Workspaces
 from mcp_sandbox.workspace.projects import ClientFolders, Projects
 from mcp_sandbox.workspace.retention import DAY_S, WATCHED_S
+from mcp_sandbox.workspace.users import SandboxUsers
 from tests.sessions.clocks import SetClock
 
 OWNER = (os.geteuid(), os.getegid())
+USERS = SandboxUsers(one=OWNER)
 OLD, NEW = ChatId("ann", "old"), ChatId("ann", "new")
 YEAR_S = 365 * DAY_S
 
@@ -55,14 +57,14 @@ class Server:
     def __init__(self, data_root: Path, clock: SetClock, keep_s: float) -> None:
         self.used: set[ChatId] = set()
         self.engine = Engine()
-        self.workspaces = Workspaces(data_root, owner=OWNER, now=lambda: clock().wall_s)
+        self.workspaces = Workspaces(data_root, users=USERS, now=lambda: clock().wall_s)
         self.records = ChatRecords(data_root)
         self.ledger = UseTimes(self.records, clock)
         rooms = SessionContext(
             # Which sandboxes run is what each test says.
             backend=self.engine,  # type: ignore[arg-type]
             workspaces=self.workspaces,
-            projects=Projects(ProjectConfig(), data_root, owner=OWNER, folders=ClientFolders()),
+            projects=Projects(ProjectConfig(), data_root, users=USERS, folders=ClientFolders()),
             use_times=self.ledger,
             audit=Audit(data_root, AuditConfig(enabled=False)),
             settings=SessionSettings(workspace=WorkspaceConfig(retention=keep_s)),

@@ -15,9 +15,11 @@ from mcp_sandbox.skills.library import SkillLibrary
 from mcp_sandbox.skills.skill import Skill
 from mcp_sandbox.workspace.directory import Workspaces
 from mcp_sandbox.workspace.layout import SHOWN
+from mcp_sandbox.workspace.users import SandboxUsers
 
 CHAT = ChatId("ann", "c1")
 ME = (os.geteuid(), os.getegid())
+USERS = SandboxUsers(one=ME)
 _HEAD = "---\nname: pdf\ndescription: Does.\n---\n"
 
 
@@ -39,7 +41,7 @@ class Place:
         self.data = tmp_path / "data"
         self.folder = tmp_path / "taught" / "pdf"
         self.write(0)
-        self.workspaces = Workspaces(self.data, owner=ME, skills=True)
+        self.workspaces = Workspaces(self.data, users=USERS, skills=True)
         settings = SkillsConfig(folders=(tmp_path / "taught",), shipped=False)
         self.library = Restless(settings, self.data)
         self.pinning = ChatPins(CHAT, self.workspaces)

@@ -18,9 +18,11 @@ from mcp_sandbox.skills.contents import gather
 from mcp_sandbox.skills.skill import Contents, FrontMatter, Skill, SkillFile
 from mcp_sandbox.workspace.directory import Workspaces
 from mcp_sandbox.workspace.layout import SHOWN
+from mcp_sandbox.workspace.users import SandboxUsers
 
 CHAT = ChatId("ann", "c1")
 ME = (os.geteuid(), os.getegid())
+USERS = SandboxUsers(one=ME)
 
 
 def skill(name: str = "pdf", root: str = "assistant", shadowed_by: str | None = None) -> Skill:
@@ -33,7 +35,7 @@ class Place:
 
     def __init__(self, data: Path) -> None:
         self.data = data
-        self.workspaces = Workspaces(data, owner=ME, skills=True)
+        self.workspaces = Workspaces(data, users=USERS, skills=True)
         self.files: dict[str, dict[str, bytes]] = {}
 
     def pins(self, chat: ChatId = CHAT) -> PinStore:

@@ -11,14 +11,16 @@ from mcp_sandbox.errors import WorkspaceFull
 from mcp_sandbox.models import ChatId
 from mcp_sandbox.workspace.directory import UserTotals, Workspaces
 from mcp_sandbox.workspace.meter import TreeUsage
+from mcp_sandbox.workspace.users import SandboxUsers
 
 OWNER = (os.geteuid(), os.getegid())
+USERS = SandboxUsers(one=OWNER)
 MIB = 1024**2
 A, B, OTHERS = ChatId("ann", "a"), ChatId("ann", "b"), ChatId("bob", "a")
 
 
 async def test_every_chat_with_a_workspace_is_found_and_nothing_else(tmp_path: Path) -> None:
-    workspaces = Workspaces(tmp_path / "data", owner=OWNER)
+    workspaces = Workspaces(tmp_path / "data", users=USERS)
     assert await workspaces.chats() == []
     for chat in (B, A, OTHERS):
         await workspaces.open(chat)
@@ -33,7 +35,7 @@ async def test_every_chat_with_a_workspace_is_found_and_nothing_else(tmp_path: P
 
 
 async def test_a_removed_chat_is_in_the_trash_and_makes_no_new_trees(tmp_path: Path) -> None:
-    workspaces = Workspaces(tmp_path / "data", owner=OWNER, now=lambda: 1_700_000_000.0)
+    workspaces = Workspaces(tmp_path / "data", users=USERS, now=lambda: 1_700_000_000.0)
     found = await workspaces.open(A)
     (found.workspace / "file").write_bytes(b"x" * 100_000)
     (found.home / "history").write_text("mine")
@@ -54,7 +56,7 @@ async def test_a_removed_chat_is_in_the_trash_and_makes_no_new_trees(tmp_path: P
 
 async def test_the_chats_of_a_user_share_the_quota(tmp_path: Path) -> None:
     settings = WorkspaceConfig(user_quota=2 * MIB, min_free=0)
-    workspaces = Workspaces(tmp_path / "data", owner=OWNER, settings=settings)
+    workspaces = Workspaces(tmp_path / "data", users=USERS, settings=settings)
     trees = {chat: await workspaces.open(chat) for chat in (A, B, OTHERS)}
     for tree in trees.values():
         (tree.workspace / "file").write_bytes(b"x" * 1_200_000)

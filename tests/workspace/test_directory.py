@@ -14,10 +14,12 @@ from mcp_sandbox.errors import StorageUnavailable, WorkspaceFull
 from mcp_sandbox.models import ChatId
 from mcp_sandbox.workspace.directory import Workspaces
 from mcp_sandbox.workspace.layout import MEMORY_FILES, SUBDIRECTORIES
+from mcp_sandbox.workspace.users import SandboxUsers
 
 CHAT = ChatId("ann", "c1")
 ROOT = os.geteuid() == 0
 OWNER = (10001, 10001) if ROOT else (os.geteuid(), os.getegid())
+USERS = SandboxUsers(one=OWNER)
 USER_DATA = (
     "/workspace/{user}/chat-{chat}",
     "/mnt/user-data/workspace",
@@ -36,7 +38,7 @@ def descriptors() -> int:
 
 async def test_a_new_chat_gets_two_empty_trees_of_the_sandbox_user(tmp_path: Path) -> None:
     data = tmp_path / "not" / "yet" / "there"
-    found = await Workspaces(data, owner=OWNER).open(CHAT)
+    found = await Workspaces(data, users=USERS).open(CHAT)
     assert found.workspace == data / "sandbox" / "workspace" / "ann" / "chat-c1"
     assert found.home == data / "sandbox" / "home" / "ann" / "chat-c1"
     assert found.workspace_inode == found.workspace.stat().st_ino
@@ -49,10 +51,10 @@ async def test_a_new_chat_gets_two_empty_trees_of_the_sandbox_user(tmp_path: Pat
 
 
 async def test_opening_again_finds_the_files(tmp_path: Path) -> None:
-    first = await Workspaces(tmp_path / "data", owner=OWNER).open(CHAT)
+    first = await Workspaces(tmp_path / "data", users=USERS).open(CHAT)
     (first.workspace / "file").write_text("kept")
     before = descriptors()
-    workspaces = Workspaces(tmp_path / "data", owner=OWNER)
+    workspaces = Workspaces(tmp_path / "data", users=USERS)
     for _ in range(20):
         assert await workspaces.open(CHAT) == first
     assert (first.workspace / "file").read_text() == "kept"
@@ -60,14 +62,14 @@ async def test_opening_again_finds_the_files(tmp_path: Path) -> None:
 
 
 async def test_chats_and_users_never_share_a_tree(tmp_path: Path) -> None:
-    workspaces = Workspaces(tmp_path / "data", owner=OWNER)
+    workspaces = Workspaces(tmp_path / "data", users=USERS)
     ids = [("a", "b"), ("A", "b"), ("a", "B"), ("a", "chat-b"), ("chat-a", "b"), ("a.", "b")]
     inodes = {(await workspaces.open(ChatId(*each))).workspace_inode for each in ids}
     assert len(inodes) == len(ids)
 
 
 async def test_the_longest_ids_fit(tmp_path: Path) -> None:
-    await Workspaces(tmp_path / "data", owner=OWNER).open(ChatId("u" * 128, "c" * 128))
+    await Workspaces(tmp_path / "data", users=USERS).open(ChatId("u" * 128, "c" * 128))
 
 
 OPENER = """
@@ -75,7 +77,9 @@ import sys, anyio
 from pathlib import Path
 from mcp_sandbox.models import ChatId
 from mcp_sandbox.workspace.directory import Workspaces
-workspaces = Workspaces(Path(sys.argv[1]), owner=(int(sys.argv[2]), int(sys.argv[3])))
+from mcp_sandbox.workspace.users import SandboxUsers
+users = SandboxUsers(one=(int(sys.argv[2]), int(sys.argv[3])))
+workspaces = Workspaces(Path(sys.argv[1]), users=users)
 async def main():
     print("ready", flush=True)
     sys.stdin.readline()
@@ -108,12 +112,12 @@ def test_processes_that_open_the_same_chats_at_once_agree(tmp_path: Path) -> Non
 async def test_a_creation_that_was_cut_short_is_completed(tmp_path: Path) -> None:
     tree = tmp_path / "data" / "sandbox" / "workspace" / "ann" / "chat-c1"
     tree.mkdir(parents=True, mode=0o700)
-    found = await Workspaces(tmp_path / "data", owner=OWNER).open(CHAT)
+    found = await Workspaces(tmp_path / "data", users=USERS).open(CHAT)
     assert found.workspace.stat().st_uid == OWNER[0]
 
 
 async def test_a_chat_that_closed_its_own_workspace_gets_it_opened(tmp_path: Path) -> None:
-    workspaces = Workspaces(tmp_path / "data", owner=OWNER)
+    workspaces = Workspaces(tmp_path / "data", users=USERS)
     found = await workspaces.open(CHAT)
     found.workspace.chmod(0)
     await workspaces.open(CHAT)
@@ -122,7 +126,7 @@ async def test_a_chat_that_closed_its_own_workspace_gets_it_opened(tmp_path: Pat
 
 async def test_subdirectories_are_made_once_on_request(tmp_path: Path) -> None:
     settings = WorkspaceConfig(subdirectories=True)
-    workspaces = Workspaces(tmp_path / "data", owner=OWNER, settings=settings)
+    workspaces = Workspaces(tmp_path / "data", users=USERS, settings=settings)
     found = await workspaces.open(CHAT)
     assert {path.name for path in found.workspace.iterdir()} == set(SUBDIRECTORIES)
     for name, text in MEMORY_FILES.items():
@@ -138,7 +142,7 @@ async def test_subdirectories_are_made_once_on_request(tmp_path: Path) -> None:
 
 async def test_aliases_reach_the_same_files(tmp_path: Path) -> None:
     settings = WorkspaceConfig(aliases=USER_DATA)
-    workspaces = Workspaces(tmp_path / "data", owner=OWNER, settings=settings)
+    workspaces = Workspaces(tmp_path / "data", users=USERS, settings=settings)
     found = await workspaces.open(CHAT)
     folder, again = found.aliases
     assert (folder.target, folder.read_only) == ("/mnt/user-data", True)
@@ -161,13 +165,13 @@ async def test_what_a_chat_put_in_the_way_of_an_alias_stays_and_leads_nowhere(
     tmp_path: Path,
 ) -> None:
     settings = WorkspaceConfig(aliases=USER_DATA)
-    found = await Workspaces(tmp_path / "data", owner=OWNER).open(CHAT)
+    found = await Workspaces(tmp_path / "data", users=USERS).open(CHAT)
     outside = tmp_path / "outside"
     outside.mkdir()
     (found.workspace / "uploads").symlink_to(outside)
     (found.workspace / "ann").symlink_to(outside)
     (found.workspace / "outputs").write_text("a file")
-    again = await Workspaces(tmp_path / "data", owner=OWNER, settings=settings).open(CHAT)
+    again = await Workspaces(tmp_path / "data", users=USERS, settings=settings).open(CHAT)
     assert list(outside.iterdir()) == []
     assert (found.workspace / "outputs").read_text() == "a file"
     assert {mount.source for mount in again.aliases} & {
@@ -180,7 +184,7 @@ async def test_discarding_leaves_an_empty_tree_and_keeps_the_old_one_in_the_tras
     tmp_path: Path,
 ) -> None:
     settings = WorkspaceConfig(subdirectories=True)
-    workspaces = Workspaces(tmp_path / "data", owner=OWNER, settings=settings)
+    workspaces = Workspaces(tmp_path / "data", users=USERS, settings=settings)
     found = await workspaces.open(CHAT)
     (found.workspace / "file").write_text("old")
     (found.home / "history").write_text("mine")
@@ -199,7 +203,7 @@ async def test_discarding_leaves_an_empty_tree_and_keeps_the_old_one_in_the_tras
 
 
 async def test_emptying_the_trash_can_be_cancelled_and_resumed(tmp_path: Path) -> None:
-    workspaces = Workspaces(tmp_path / "data", owner=OWNER)
+    workspaces = Workspaces(tmp_path / "data", users=USERS)
     found = await workspaces.open(CHAT)
     for name in range(2_000):
         (found.workspace / str(name) / "x").mkdir(parents=True)
@@ -213,7 +217,7 @@ async def test_emptying_the_trash_can_be_cancelled_and_resumed(tmp_path: Path) -
 
 async def test_the_meter_sees_workspace_and_home_and_refuses_at_the_limit(tmp_path: Path) -> None:
     settings = WorkspaceConfig(size_limit=1024**2, min_free=0)
-    workspaces = Workspaces(tmp_path / "data", owner=OWNER, settings=settings)
+    workspaces = Workspaces(tmp_path / "data", users=USERS, settings=settings)
     found = await workspaces.open(CHAT)
     meter = workspaces.open_disk_usage(CHAT)
     (found.workspace / "a").write_bytes(b"x" * 600_000)
@@ -253,7 +257,7 @@ async def test_a_data_root_that_cannot_be_trusted_is_refused_with_a_remedy(tmp_p
     before = descriptors()
     for path, remedy in refusals(tmp_path):
         with pytest.raises(StorageUnavailable, match=remedy):
-            await Workspaces(path, owner=OWNER).open(CHAT)
+            await Workspaces(path, users=USERS).open(CHAT)
     assert descriptors() == before
 
 
@@ -261,24 +265,14 @@ async def test_a_data_root_that_cannot_be_trusted_is_refused_with_a_remedy(tmp_p
 async def test_a_data_root_of_somebody_else_is_refused(tmp_path: Path) -> None:
     os.chown(tmp_path, 65534, 65534)
     with pytest.raises(StorageUnavailable, match="belongs to uid 65534"):
-        await Workspaces(tmp_path, owner=OWNER).open(CHAT)
-
-
-@pytest.mark.skipif(not ROOT, reason="needs root to give a directory away")
-async def test_a_tree_of_another_uid_is_refused_with_the_command_that_helps(
-    tmp_path: Path,
-) -> None:
-    found = await Workspaces(tmp_path / "data", owner=OWNER).open(CHAT)
-    with pytest.raises(StorageUnavailable, match=r"chown -hR 10002:10002 .*chat-c1"):
-        await Workspaces(tmp_path / "data", owner=(10002, 10002)).open(CHAT)
-    assert found.workspace.stat().st_uid == OWNER[0]
+        await Workspaces(tmp_path, users=USERS).open(CHAT)
 
 
 async def test_a_file_system_that_ignores_case_is_refused(tmp_path: Path) -> None:
-    await Workspaces(tmp_path, owner=OWNER).open(CHAT)
+    await Workspaces(tmp_path, users=USERS).open(CHAT)
     (tmp_path / "sandbox" / "WORKSPACE").mkdir()
     with pytest.raises(StorageUnavailable, match="upper from lower case"):
-        await Workspaces(tmp_path, owner=OWNER).open(CHAT)
+        await Workspaces(tmp_path, users=USERS).open(CHAT)
 
 
 @pytest.mark.skipif(not ROOT, reason="needs root to mount")
@@ -289,16 +283,16 @@ async def test_a_full_disk_is_an_error_with_a_remedy(tmp_path: Path) -> None:
     await anyio.run_process(["mount", "-t", "tmpfs", "-o", options, "none", disk])
     try:
         with pytest.raises(StorageUnavailable, match="free some space"):
-            await Workspaces(disk, owner=OWNER).open(CHAT)
+            await Workspaces(disk, users=USERS).open(CHAT)
         await anyio.run_process(["mount", "-o", "remount,ro", disk])
         with pytest.raises(StorageUnavailable, match="mount it writable"):
-            await Workspaces(disk, owner=OWNER).open(CHAT)
+            await Workspaces(disk, users=USERS).open(CHAT)
     finally:
         await anyio.run_process(["umount", disk])
 
 
 async def test_measuring_a_new_chat_makes_no_trees(tmp_path: Path) -> None:
-    workspaces = Workspaces(tmp_path / "data", owner=OWNER)
+    workspaces = Workspaces(tmp_path / "data", users=USERS)
     assert (await workspaces.open_disk_usage(CHAT).usage()).files == 0
     for kind in ("workspace", "home"):
         assert list((tmp_path / "data" / "sandbox" / kind / "ann").iterdir()) == []

@@ -17,9 +17,11 @@ from mcp_sandbox.workspace.beneath import rename_new
 from mcp_sandbox.workspace.directory import Workspaces
 from mcp_sandbox.workspace.layout import SUBDIRECTORIES
 from mcp_sandbox.workspace.pool import PoolFolder, WarmTrees
+from mcp_sandbox.workspace.users import SandboxUsers
 
 CHAT = ChatId("ann", "c1")
 OWNER = (10001, 10001) if os.geteuid() == 0 else (os.geteuid(), os.getegid())
+USERS = SandboxUsers(one=OWNER)
 SETTINGS = WorkspaceConfig(
     subdirectories=True, aliases=("/mnt/work", "/mnt/user-data/uploads=uploads")
 )
@@ -27,7 +29,7 @@ SETTINGS = WorkspaceConfig(
 
 @pytest.fixture
 async def folder(tmp_path: Path) -> AsyncGenerator[PoolFolder]:
-    opened = PoolFolder(tmp_path / "data", owner=OWNER, settings=SETTINGS)
+    opened = PoolFolder(tmp_path / "data", users=USERS, settings=SETTINGS)
     await opened.open()
     yield opened
     await opened.aclose()
@@ -50,7 +52,7 @@ async def test_adopted_trees_are_the_ones_that_the_chat_opens(
     warm = await settled(folder)
     held = os.open(warm.directories.workspace, os.O_RDONLY)
     await folder.adopt(warm, CHAT)
-    adopted = await Workspaces(tmp_path / "data", owner=OWNER, settings=SETTINGS).open(CHAT)
+    adopted = await Workspaces(tmp_path / "data", users=USERS, settings=SETTINGS).open(CHAT)
     assert os.fstat(held).st_ino == adopted.workspace.stat().st_ino
     os.close(held)
     assert sorted(path.name for path in adopted.workspace.iterdir()) == sorted(
@@ -64,7 +66,7 @@ async def test_adopted_trees_are_the_ones_that_the_chat_opens(
 
 async def test_a_chat_that_has_files_adopts_nothing(folder: PoolFolder, tmp_path: Path) -> None:
     warm = await settled(folder)
-    mine = await Workspaces(tmp_path / "data", owner=OWNER).open(CHAT)
+    mine = await Workspaces(tmp_path / "data", users=USERS).open(CHAT)
     (mine.workspace / "file").write_text("mine")
     with pytest.raises(StorageUnavailable):
         await folder.adopt(warm, CHAT)
@@ -74,7 +76,7 @@ async def test_a_chat_that_has_files_adopts_nothing(folder: PoolFolder, tmp_path
 async def test_not_even_empty_trees_of_a_chat_are_replaced(
     folder: PoolFolder, tmp_path: Path
 ) -> None:
-    mine = await Workspaces(tmp_path / "data", owner=OWNER).open(CHAT)
+    mine = await Workspaces(tmp_path / "data", users=USERS).open(CHAT)
     with pytest.raises(StorageUnavailable):
         await folder.adopt(await settled(folder), CHAT)
     assert mine.workspace.stat().st_ino == mine.workspace_inode
@@ -89,12 +91,12 @@ async def test_trees_are_adopted_once(folder: PoolFolder) -> None:
 
 async def test_no_warm_trees_where_aliases_name_the_chat(tmp_path: Path) -> None:
     settings = WorkspaceConfig(aliases=("/mnt/{chat}",))
-    assert not PoolFolder(tmp_path / "data", owner=OWNER, settings=settings).usable
+    assert not PoolFolder(tmp_path / "data", users=USERS, settings=settings).usable
 
 
 async def test_closing_leaves_nothing(tmp_path: Path) -> None:
     before = os.listdir("/proc/self/fd")
-    folder = PoolFolder(tmp_path / "data", owner=OWNER)
+    folder = PoolFolder(tmp_path / "data", users=USERS)
     await folder.open()
     (await settled(folder)).directories.workspace.joinpath("file").write_text("x")
     await folder.prepare()
@@ -106,7 +108,7 @@ async def test_closing_leaves_nothing(tmp_path: Path) -> None:
 
 async def test_a_living_process_keeps_its_folder(folder: PoolFolder, tmp_path: Path) -> None:
     warm = await settled(folder)
-    other = PoolFolder(tmp_path / "data", owner=OWNER)
+    other = PoolFolder(tmp_path / "data", users=USERS)
     assert await to_thread.run_sync(other.abandoned) == frozenset()
     await to_thread.run_sync(other.remove, warm.label.partition("/")[0])
     assert warm.directories.workspace.is_dir()
@@ -117,7 +119,8 @@ import os, signal, sys, anyio
 from pathlib import Path
 from mcp_sandbox.models import ChatId
 from mcp_sandbox.workspace.pool import PoolFolder
-folder = PoolFolder(Path(sys.argv[1]), owner=(int(sys.argv[2]), int(sys.argv[3])))
+from mcp_sandbox.workspace.users import SandboxUsers
+folder = PoolFolder(Path(sys.argv[1]), users=SandboxUsers(one=(int(sys.argv[2]), int(sys.argv[3]))))
 async def main():
     await folder.open()
     new, waiting, adopted = [await folder.prepare() for _ in range(3)]
@@ -140,7 +143,7 @@ def test_what_a_killed_process_left_is_told_from_what_a_chat_adopted(tmp_path: P
     )
     assert ended.returncode == -signal.SIGKILL, ended.stderr
     new, waiting, adopted = ended.stdout.split()
-    other = PoolFolder(data, owner=OWNER)
+    other = PoolFolder(data, users=USERS)
     (process,) = other.abandoned()
     assert [other.keeps(label) for label in (new, waiting, adopted)] == [True, True, False]
     assert not other.keeps("../../workspace/ann")

@@ -13,9 +13,11 @@ from mcp_sandbox.errors import ConfigError, InvalidArgument
 from mcp_sandbox.models import ChatId, Mount
 from mcp_sandbox.workspace.directory import Workspaces
 from mcp_sandbox.workspace.projects import ClientFolders, Projects, check_folder
+from mcp_sandbox.workspace.users import SandboxUsers
 
 CHAT = ChatId("me", "work")
 ME = (os.geteuid(), os.getegid())
+USERS = SandboxUsers(one=ME)
 
 
 @pytest.fixture
@@ -28,7 +30,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def projects(tmp_path: Path, folders: ClientFolders, **settings: object) -> Projects:
     chosen = ProjectConfig.model_validate(settings)
-    return Projects(chosen, tmp_path / "data", owner=ME, folders=folders)
+    return Projects(chosen, tmp_path / "data", users=USERS, folders=folders)
 
 
 async def mounts(tmp_path: Path, folder: Path, **settings: object) -> tuple[Mount, ...]:
@@ -284,7 +286,7 @@ async def test_what_a_killed_copier_left_is_removed(tmp_path: Path, project: Pat
 async def test_a_copy_counts_as_the_chats_and_goes_with_it(tmp_path: Path, project: Path) -> None:
     (project / "big").write_bytes(os.urandom(500_000))
     copy = await copied(tmp_path, project)
-    workspaces = Workspaces(tmp_path / "data", owner=ME)
+    workspaces = Workspaces(tmp_path / "data", users=USERS)
     await workspaces.open(CHAT)
     assert (await workspaces.open_disk_usage(CHAT).usage()).used_bytes > 500_000
     await workspaces.remove(CHAT)

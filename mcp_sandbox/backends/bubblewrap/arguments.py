@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from mcp_sandbox.backends.runner_copy import GITCONFIG
+from mcp_sandbox.backends.runner_copy import GITCONFIG, name_user
 from mcp_sandbox.models import OURS, Limits, Network, SandboxSpec
 
 # Mounted apart: the host's /proc shows processes outside the sandbox, and /dev holds devices.
@@ -202,9 +202,7 @@ def make_etc(uid: int, gid: int, network: Network, host: Path = Path("/etc")) ->
     copied = (*_COPIED, *_COPIED_OPEN) if is_open else _COPIED
     binds = (*_BOUND, *_BOUND_OPEN) if is_open else _BOUND
     text = {
-        "passwd": f"sandbox:x:{uid}:{gid}:sandbox:/home/sandbox:/bin/bash\n"
-        "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n",
-        "group": f"sandbox:x:{gid}:\nnogroup:x:65534:\n",
+        **name_user(uid, gid),
         "hosts": "127.0.0.1 localhost sandbox\n::1 localhost sandbox\n",
         "hostname": "sandbox\n",
         "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files dns\n",

@@ -229,13 +229,13 @@ class BubblewrapBackend:
             return started, told
 
         directory, inside = self._records.directory(sandbox_id), host.inside(spec, sandbox_id)
-        joined = host.cgroups.joinable(sandbox_id) if host.user is not None else ()
+        joined = host.cgroups.joinable(sandbox_id) if host.is_root else ()
         try:
             with ExitStack() as opened:
                 line, starter = map(opened.enter_context, socket.socketpair())
                 starts = starter.fileno()
                 record, told = launch(host, inside, directory, joined, starts, admit)
-                limits = host.resource_limits(spec.limits)
+                limits = host.resource_limits(spec)
                 check = partial(verify.check, told, spec, record.cgroups, limits, walls=self._walls)
                 return record, token, socket.socket(fileno=line.detach()), check
         except NotStarted as exc:

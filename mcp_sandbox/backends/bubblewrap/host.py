@@ -175,9 +175,9 @@ def _remedy(message: str, machine: KernelConfig) -> str:
 
 
 class Host:
-    """What this host offers; sandboxes run as `user`; None: as the server's user, not root.
+    """What this host offers; where the server `is_root`, sandboxes run as another user.
 
-    Without `walls` a sandbox may do on the host all that this user may.
+    Without `walls` a sandbox may do on the host all that its user may.
     """
 
     def __init__(self, data_root: Path, *, walls: bool = True) -> None:
@@ -186,8 +186,7 @@ class Host:
         Raises BackendUnavailable for a program or filter that is missing, StorageUnavailable.
         """
         self.program, self.python = find_bwrap(), find_python()
-        self.uid, self.gid = sandbox_user()
-        self.user = self.uid if os.geteuid() == 0 else None
+        self.is_root = os.geteuid() == 0
         self.runner = runner_copy.install(data_root, self.python)
         # Python without -I, as only the server sets its environment: see the runner's __main__.
         self.command = (str(self.python), f"{OURS}/{runner_copy.MAIN}")
@@ -202,22 +201,22 @@ class Host:
         limits = replace(spec.limits, cpus=min(spec.limits.cpus, self.processors))
         return replace(spec, limits=limits, network=spec.network if self.walls else "open")
 
-    def resource_limits(self, limits: Limits) -> dict[int, int]:
-        return list_wanted_limits(
-            limits, memory_by_process="memory" not in self.cgroups.controllers
-        )
+    def resource_limits(self, spec: SandboxSpec) -> dict[int, int]:
+        by_process = "memory" not in self.cgroups.controllers
+        return list_wanted_limits(spec, memory_by_process=by_process)
 
     def inside(self, spec: SandboxSpec, sandbox_id: SandboxId) -> SandboxLayout:
-        own = limit_settings(self.resource_limits(spec.limits))
+        own = limit_settings(self.resource_limits(spec))
         own["MCP_SANDBOX_IDLE_S"] = f"{spec.idle_s:g}"
         if not self.walls:
             # The host's are seen.
             own["MCP_SANDBOX_TERMINALS"] = "4096"
         if "pids" in self.cgroups.controllers:
             own["MCP_SANDBOX_PIDS"] = str(spec.limits.pids)
+        uid, gid = sandbox_user(spec)
         return SandboxLayout(
-            uid=self.uid,
-            gid=self.gid,
+            uid=uid,
+            gid=gid,
             spec=spec,
             environment=beside_pid_1(environment(spec, _PATH, _HOME)) | own,
             memory_group=self.cgroups.memory_view(sandbox_id),
@@ -227,14 +226,15 @@ class Host:
 
 def facts(host: Host, spec: SandboxSpec) -> SandboxFacts:
     """Return the facts of a sandbox of that spec on that host."""
+    uid, _ = sandbox_user(spec)
     limits = limits_in_words(spec.limits, host.cgroups.controllers, host.processors)
     if not host.walls:
-        isolation = f"no isolation: code does on the host what its user {host.uid} may do"
+        isolation = f"no isolation: code does on the host what its user {uid} may do"
         limits |= {"tmp": "not limited: the host's", "shm": "not limited: the host's"}
         return SandboxFacts("unsafe-local", None, isolation, "open: the host's own network", limits)
     own = "process, mount, ipc" if spec.network == "open" else "process, mount, network, ipc"
     isolation = (
-        f"{host.program.version}: own user, {own} and host name namespaces, uid {host.uid} without "
+        f"{host.program.version}: own user, {own} and host name namespaces, uid {uid} without "
         "capabilities, system call filter, read-only root; shared kernel"
     )
     return SandboxFacts("bubblewrap", None, isolation, _NETWORK[spec.network], limits)

@@ -78,7 +78,7 @@ def launch(
         )
         launcher = _on_stage(
             {"program": host.program.root, **list_sources(inside, host.runner)},
-            host.user,
+            inside.uid if host.is_root else None,
             joined,
             lambda reach: _start(host, inside, made, reach, ends),
         )

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from mcp_sandbox.backends.sandbox_records import find_missing_mounts, find_weak_status, sandbox_user
 from mcp_sandbox.errors import InsecureSandbox
-from mcp_sandbox.models import Limits, Network, SandboxSpec
+from mcp_sandbox.models import PENDING_SIGNALS, Network, SandboxSpec
 
 _WITHOUT_WALLS = ("mnt", "pid")
 _NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "uts")
@@ -25,6 +25,7 @@ _KINDS = {
     resource.RLIMIT_NOFILE: "Max open files",
     resource.RLIMIT_FSIZE: "Max file size",
     resource.RLIMIT_DATA: "Max data size",
+    resource.RLIMIT_SIGPENDING: "Max pending signals",
 }
 
 
@@ -78,7 +79,7 @@ def check(
     proc = Path(f"/proc/{told.pid}")
     apart = namespaces(spec.network, walls=walls)
     own = {name: Path(f"/proc/self/ns/{name}").stat().st_ino for name in _NAMESPACES}
-    user = ":".join(map(str, sandbox_user()))
+    user = ":".join(map(str, sandbox_user(spec)))
     found = find_weak_status((proc / "status").read_text(), user)
     found += find_shared_namespaces(own, told.status, apart)
     mounts = {mount.target: mount.read_only for mount in spec.mounts}
@@ -96,11 +97,12 @@ def check(
         )
 
 
-def list_wanted_limits(limits: Limits, *, memory_by_process: bool) -> dict[int, int]:
+def list_wanted_limits(spec: SandboxSpec, *, memory_by_process: bool) -> dict[int, int]:
     """Return each resource and its limit, in the kernel's units.
 
     `memory_by_process` limits the data of each process: for machines without a memory group.
     """
+    limits = spec.limits
     found = {
         resource.RLIMIT_CORE: 0,
         resource.RLIMIT_MEMLOCK: _MEMLOCK,
@@ -108,6 +110,9 @@ def list_wanted_limits(limits: Limits, *, memory_by_process: bool) -> dict[int, 
         resource.RLIMIT_NOFILE: limits.open_files,
         resource.RLIMIT_FSIZE: limits.file_mb << 20,
     }
+    if sandbox_user(spec) != sandbox_user():
+        # It counts by user: where all have one, it would hurt the neighbours.
+        found[resource.RLIMIT_SIGPENDING] = PENDING_SIGNALS
     if memory_by_process:
         # Data, not address space: node reserves far more addresses than it uses.
         found[resource.RLIMIT_DATA] = limits.memory_mb << 20

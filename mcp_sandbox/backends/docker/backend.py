@@ -44,7 +44,7 @@ from mcp_sandbox.backends.docker.spec import (
     first_process_problems,
     instance_of,
 )
-from mcp_sandbox.backends.runner_copy import runner_digest
+from mcp_sandbox.backends.runner_copy import name_user, runner_digest
 from mcp_sandbox.backends.sandbox_records import (
     SandboxRecord,
     SandboxRecords,
@@ -129,22 +129,28 @@ class DockerBackend:
             info = await self.connection.info()
             refuse_unusable(info)
             image, shared = await self._current_image(spec.image), await self._shares_sockets()
+            user, folder = sandbox_user(spec), self._records.shown_directory(sandbox_id)
+            # In the image the name has another number.
+            names = {} if user == sandbox_user() else name_user(*user)
+            named = (models.Mount(folder / each, f"/etc/{each}", read_only=True) for each in names)
+            spec = replace(spec, mounts=(*spec.mounts, *named))
             with ExitStack() as opened:
 
                 def note() -> tuple[bytes, socket.socket | None]:
                     # In a thread: it reads /proc to record which process creates the sandbox.
                     record = SandboxRecord("docker", labels=dict(spec.labels), network=spec.network)
-                    token = self._records.open(sandbox_id, record, shown=_SHOWN)
-                    return token, self._listen(sandbox_id, opened) if shared else None
+                    token = self._records.open(sandbox_id, record, shown=_SHOWN | names)
+                    return token, self._listen(sandbox_id, user, opened) if shared else None
 
                 token, starter = await to_thread.run_sync(note)
                 place = replace(
                     find_place(image, self._instance, self._config.runtime, info),
                     name=sandbox_id,
                     token=token.hex(),
+                    user=f"{user[0]}:{user[1]}",
                     # Unless a variable changes how Python starts.
                     plain=shared and not is_steered([*spec.env, *image.env]),
-                    shown=self._records.shown_directory(sandbox_id) if shared else None,
+                    shown=folder if shared else None,
                     network="none" if spec.network == "none" else sandbox_id,
                 )
                 facts = self._facts(await self._start(spec, place, starter), info)
@@ -217,11 +223,13 @@ class DockerBackend:
         engine, info = await self.connection.engine(), await self.connection.info()
         return shares_sockets(engine, info, self._config.runtime)
 
-    def _listen(self, sandbox_id: models.SandboxId, opened: ExitStack) -> socket.socket:
+    def _listen(
+        self, sandbox_id: models.SandboxId, user: tuple[int, int], opened: ExitStack
+    ) -> socket.socket:
         """Return the socket that the container's first process, and no other, will connect to."""
         folder = self._records.shown_directory(sandbox_id)
         starter = opened.enter_context(local_socket.listen(folder, STARTER))
-        os.chown(folder / STARTER, *sandbox_user())
+        os.chown(folder / STARTER, *user)
         return starter
 
     async def _start(

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from mcp_sandbox.backends.runner_copy import MAIN, beside_pid_1, environment
-from mcp_sandbox.backends.sandbox_records import find_missing_mounts, find_weak_status
-from mcp_sandbox.models import OURS, Limits, Mount, SandboxId, SandboxSpec
+from mcp_sandbox.backends.sandbox_records import find_missing_mounts, find_weak_status, sandbox_user
+from mcp_sandbox.models import OURS, PENDING_SIGNALS, Limits, Mount, SandboxId, SandboxSpec
 
 _EPERM = 1
 _ENOSYS = 38
@@ -214,7 +214,7 @@ def _host_config(spec: SandboxSpec, place: Placement) -> dict[str, Any]:
         "PublishAllPorts": False,
         "PortBindings": {},
         **_filesystem(spec, place),
-        **_resources(_possible(spec.limits, place)),
+        **_resources(_possible(spec.limits, place), apart=sandbox_user(spec) != sandbox_user()),
         **dict.fromkeys(_NO_NAME, ""),
         **{name: [] for name in _NONE},
         # A sandbox whose servers were all killed ends when idle, and must leave nothing.
@@ -266,15 +266,16 @@ def _possible(limits: Limits, place: Placement) -> Limits:
     )
 
 
-def _resources(limits: Limits) -> dict[str, Any]:
+def _resources(limits: Limits, *, apart: bool) -> dict[str, Any]:
     memory = limits.memory_mb * MIB
-    # Not nproc: it counts per uid over all containers that share the uid.
+    # Not nproc: it counts per uid over all containers that share the uid, as signals do.
     ulimits = {
         "nofile": limits.open_files,
         "core": 0,
         "fsize": limits.file_mb * MIB,
         "memlock": 64 * 1024,
         "msgqueue": 819_200,
+        **({"sigpending": PENDING_SIGNALS} if apart else {}),
     }
     return {
         "Memory": memory,

@@ -108,6 +108,13 @@ class SandboxLifecycle:
             # One of a chat that has no files need not be looked for, unless it alone has them.
             if not is_new or self._files.lost_with_sandbox:
                 opened, news = await self._find(wanted, record)
+            if opened is None and wanted.directories.astray:
+                moved = await context.workspaces.unite(self._chat)
+                context.notices.add(
+                    self._chat, f"Given to a user of this chat alone: {moved:,} files."
+                )
+                shown = await context.projects.show(self._chat, read_object(record, PROJECT))
+                wanted = await self._wanted(shown, record)
             with context.pool.foreground() if context.pool else nullcontext():
                 opened = opened or await self._make(wanted)
         return await self._remember(opened, shown, record, news)

@@ -36,6 +36,7 @@ from mcp_sandbox.storage.backups import Backup, Backups
 from mcp_sandbox.workspace import layout
 from mcp_sandbox.workspace.directory import ChatDirectories, Workspaces
 from mcp_sandbox.workspace.meter import Checkpoint, DiskUsage, FreeSpace, TreeUsage
+from mcp_sandbox.workspace.users import SandboxUsers
 
 _NOWHERE = ChatDirectories(Path(), Path(), 0, mounted=False)
 # A look at the files is a call over the network.
@@ -52,11 +53,11 @@ class RecordedWorkspaces(Workspaces):
         data_root: Path,
         records: ChatRecords,
         *,
-        owner: tuple[int, int],
+        users: SandboxUsers,
         settings: WorkspaceConfig,
         skills: bool = False,
     ) -> None:
-        super().__init__(data_root, owner=owner, settings=settings, skills=skills)
+        super().__init__(data_root, users=users, settings=settings, skills=skills)
         self._records = records
         # The last connection to each chat's sandbox, and how large its files were last.
         self.runtimes: WeakValueDictionary[ChatId, Runtime] = WeakValueDictionary()
