@@ -36,6 +36,14 @@ _ATTACKS = {
     "processes": "import os\nwhile True:\n  try: os.fork()\n  except OSError: pass",
     "files": "for n in range(10**6): open(f'f{n}', 'w').close()",
 }
+_FLOOD = """
+import socket
+while True:
+    line = socket.create_connection(("127.0.0.1", 17329))
+    line.sendall(b"GET http://a.example/ HTTP/1.1\\r\\nHost: a.example\\r\\n\\r\\n")
+    line.recv(65536)
+    line.close()
+"""
 _ROOM = {"MAX_OPEN": f"{_AT_ONCE}", "MAX_PER_USER": f"{_AT_ONCE}"}
 
 
@@ -68,8 +76,11 @@ def _socket(config: Config) -> Path:
 
 
 @asynccontextmanager
-async def _daemon(backend: BackendName, sessions: dict[str, str]) -> AsyncGenerator[_Daemon]:
-    settings = {f"MCP_SANDBOX_SESSIONS__{name}": value for name, value in sessions.items()}
+async def _daemon(
+    backend: BackendName, sessions: dict[str, str], **others: str
+) -> AsyncGenerator[_Daemon]:
+    given = {f"SESSIONS__{name}": value for name, value in sessions.items()} | others
+    settings = {f"MCP_SANDBOX_{name}": value for name, value in given.items()}
     async with open_place(backend) as place:
         config = place.config
         where = ["--data", str(config.data_dir), "--socket", str(_socket(config))]
@@ -174,6 +185,22 @@ async def _against_all(values: int) -> Measured:
     return Measured(tuple(found))
 
 
+async def _flooded(values: int) -> Measured:
+    """How many times longer calls take while another chat floods its door to allowed hosts."""
+    walls = {"NETWORK": "allowlist", "LIMITS__CPUS": "1"}
+    async with _daemon("bubblewrap", {}, **walls) as daemon, daemon.chat("one", "quiet") as client:
+        found, calls = [], clocked(partial(_one_after_another, client, _HUNDRED))
+        await calls()
+        for _ in range(values):
+            quiet = await calls()
+            async with daemon.chat("other", "flood") as flooder, anyio.create_task_group() as tasks:
+                tasks.start_soon(partial(flooder.call_tool, "run_code", {"code": _FLOOD}))
+                await _one_after_another(client, _HUNDRED)
+                found.append(await calls() / quiet)
+                tasks.cancel_scope.cancel()
+    return Measured(tuple(found))
+
+
 async def _slowest(client: Client) -> float:
     """The time that all but one of a hundred calls stay under."""
     took = clocked(partial(_one_after_another, client, 1))
@@ -212,6 +239,14 @@ ROWS = (
         "the same while none does",
         Goal(5),
         _against_all,
+        pairs=5,
+    ),
+    Row(
+        "door-flood",
+        "exec true while another chat floods its door to allowed hosts, bubblewrap",
+        "the same while none does",
+        Goal(1.3),
+        _flooded,
         pairs=5,
     ),
 )
