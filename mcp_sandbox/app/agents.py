@@ -193,7 +193,7 @@ async def _way(
         if not session:
             yield way
             return
-        port = await stack.enter_async_context(session.way_out(gateway.way))
+        port = await stack.enter_async_context(session.door(gateway.way))
         bridge = await stack.enter_async_context(opening(of=str(session.chat), tell=tell))
         tools: dict[str, object] = {}
         if bridge.names:

@@ -10,7 +10,7 @@ from typing import Any
 
 from anyio import CancelScope
 
-from mcp_sandbox.egress.ways_out import Door, Way
+from mcp_sandbox.egress.ways_out import Way
 from mcp_sandbox.errors import (
     CallerError,
     CommandFailed,
@@ -40,7 +40,6 @@ from mcp_sandbox.models import (
     WriteResult,
 )
 from mcp_sandbox.runner.wire.protocol import VERSION
-from mcp_sandbox.runtime.channel import own_tasks
 from mcp_sandbox.runtime.doors import Handler
 from mcp_sandbox.runtime.processes import Key, Stop
 from mcp_sandbox.runtime.runtime import NAME, OnOutput, Runtime, Show
@@ -348,7 +347,7 @@ class Session:
             return ended
 
     @asynccontextmanager
-    async def door(self, handler: Handler, *, at: int | str = 0) -> AsyncGenerator[int | str]:
+    async def door(self, handler: Handler | Way, *, at: int | str = 0) -> AsyncGenerator[int | str]:
         """Let programs inside connect to `handler` while the block lasts, on any network.
 
         Yields the port on their 127.0.0.1, a free one if `at` is 0, or `at`, the path of a unix
@@ -359,24 +358,8 @@ class Session:
             Busy: a program or another block listens there, or there are too many.
         """
         async with self._enter("door", at=at) as entered:
-            doors = await entered.held.door_channel.open_channel()
-            async with doors.listen(handler, at) as place:
+            async with entered.held.open_door(handler, at) as place:
                 yield place
-
-    @asynccontextmanager
-    async def way_out(self, way: Way) -> AsyncGenerator[int]:
-        """Let programs inside connect to an open way out while the block lasts; yields the port.
-
-        Raises as `door`.
-        """
-        async with self._enter("door", at=0) as entered, own_tasks() as tasks:
-            held = entered.held
-            door = Door(held.ways_out, way, held.sandbox.open_channel, held.sandbox.token)
-            tasks.start_soon(door.run)
-            await door.ready()
-            if not way.port:
-                raise door.error or SandboxGone("the sandbox opened no door in time")
-            yield way.port
 
     async def read_file(self, path: str, *, offset: int = 1, limit: int = 2000) -> FileContent:
         """Return lines of a text file from `offset` on, an image, or a binary file's beginning."""

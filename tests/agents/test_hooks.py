@@ -7,6 +7,7 @@ from typing import Any
 
 import anyio
 import anyio.lowlevel
+import anyio.to_thread
 import pytest
 
 from mcp_sandbox.agents import hooks
@@ -37,7 +38,7 @@ async def test_a_file_of_hooks_may_have_one_both_or_none(tmp_path: Path, ctx: Co
         "    ctx.memory['asked'] = len(messages)\n"
         "    return [*messages, {'role': 'user', 'content': options['more']}]\n"
     )
-    found = load_hooks(file)
+    found = await anyio.to_thread.run_sync(load_hooks, file)
     messages = await found.before(ctx, MESSAGES, {"more": "please"})
     assert messages == [*MESSAGES, {"role": "user", "content": "please"}]
     assert ctx.memory == {"asked": 1}

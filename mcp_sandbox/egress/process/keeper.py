@@ -13,8 +13,8 @@ from mcp_sandbox.egress.rules import EgressRule, read_rule
 from mcp_sandbox.egress.targets import RefusedError, Target
 
 Ask = Callable[..., Awaitable[dict[str, Any]]]
-# How long an answer counts: of grants others may have taken one back meanwhile.
-_GRANTS_S, _LEAF_S, _MOST_LEAVES = 0.5, 3600.0, 64
+# How long an answer counts; grants are asked for anew but for connections that come in floods.
+_GRANTS_S, _LEAF_S, _MOST_LEAVES = 0.02, 3600.0, 64
 
 
 class Keeper:

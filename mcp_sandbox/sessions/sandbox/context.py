@@ -4,8 +4,8 @@ Each open sandbox has a guard, which keeps its chat to the limits on disk, also 
 """
 
 import logging
-from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Mapping
+from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
@@ -16,7 +16,7 @@ from anyio.abc import TaskGroup
 from mcp_sandbox.audit import Audit
 from mcp_sandbox.backends.base import Backend, Sandbox
 from mcp_sandbox.config.values import MIB, show_size
-from mcp_sandbox.egress.ways_out import Door, WaysOut
+from mcp_sandbox.egress.ways_out import Door, Way, WaysOut
 from mcp_sandbox.errors import (
     NotFound,
     OperatorError,
@@ -26,7 +26,8 @@ from mcp_sandbox.errors import (
     WorkspaceFull,
 )
 from mcp_sandbox.models import ChatId, Ending, ExecResult, Limits, SandboxInfo, SandboxState
-from mcp_sandbox.runtime.doors import DoorChannel
+from mcp_sandbox.runtime.channel import own_tasks
+from mcp_sandbox.runtime.doors import DoorChannel, Handler
 from mcp_sandbox.runtime.processes import LATE_S
 from mcp_sandbox.runtime.runtime import Runtime
 from mcp_sandbox.sessions.chat_records import ChatRecords, UseTimes
@@ -278,6 +279,22 @@ class OpenSandbox:
         self.door_channel.close()
         if self.doors:
             self.doors.close()
+
+    @asynccontextmanager
+    async def open_door(self, handler: Handler | Way, at: int | str) -> AsyncGenerator[int | str]:
+        """Open a door to a handler, or to an open way out, which has a port; see the session."""
+        if not isinstance(handler, Way):
+            doors = await self.door_channel.open_channel()
+            async with doors.listen(handler, at) as place:
+                yield place
+            return
+        door = Door(self.ways_out, handler, self.sandbox.open_channel, self.sandbox.token)
+        async with own_tasks() as tasks:
+            tasks.start_soon(door.run)
+            await door.ready()
+            if not handler.port:
+                raise door.error or SandboxGone("the sandbox opened no door in time")
+            yield handler.port
 
     async def make_room(self) -> None:
         """Kill what runs if it leaves no process to others, as a fork bomb does."""
