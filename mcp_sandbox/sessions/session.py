@@ -357,9 +357,11 @@ class Session:
         Raises:
             Busy: a program or another block listens there, or there are too many.
         """
-        async with self._enter("door", at=at) as entered:
-            async with entered.held.open_door(handler, at) as place:
-                yield place
+        async with (
+            self._enter("door", at=at) as entered,
+            entered.held.open_door(handler, at) as place,
+        ):
+            yield place
 
     async def read_file(self, path: str, *, offset: int = 1, limit: int = 2000) -> FileContent:
         """Return lines of a text file from `offset` on, an image, or a binary file's beginning."""
