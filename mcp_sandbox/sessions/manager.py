@@ -13,7 +13,6 @@ import anyio
 from anyio.abc import TaskGroup, TaskStatus
 
 from mcp_sandbox.backends.base import Pooled
-from mcp_sandbox.egress.ways_out import WaysOut
 from mcp_sandbox.errors import (
     ChatElsewhere,
     OperatorError,
@@ -92,7 +91,7 @@ class SessionManager:
         # Where the sandboxes live, how they reach allowed hosts, and who saves their files.
         self.backend: BackendName = context.backend.name
         self.keeps_paused_processes = not context.backend.keeps_paused_files
-        self.egress = context.egress
+        self.egress, self.ways_out = context.egress, context.ways_out
         self.leases = context.leases
         self.saving = context.saving
         if self.saving:
@@ -386,11 +385,6 @@ class SessionManager:
         Sandboxes of chats without files are ended. With `dry_run` only report what, and why.
         """
         return await self._cleaning.collect(dry_run=dry_run)
-
-    @property
-    def ways_out(self) -> WaysOut:
-        """The ways out of its chats, and of agents of theirs that have no sandbox."""
-        return self._context.ways_out
 
     def statistics(self) -> Statistics:
         taken = self._context.capacity.list_taken()
