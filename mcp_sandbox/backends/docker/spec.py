@@ -13,12 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mcp_sandbox.backends.runner_copy import (
-    MAIN,
-    beside_pid_1,
-    environment,
-    list_process_limits,
-)
+from mcp_sandbox.backends.runner_copy import MAIN, beside_pid_1, environment, list_process_limits
 from mcp_sandbox.backends.sandbox_records import find_missing_mounts, find_weak_status
 from mcp_sandbox.models import OURS, Limits, Mount, SandboxId, SandboxSpec
 
