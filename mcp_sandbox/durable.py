@@ -250,11 +250,11 @@ def unlock(descriptor: int) -> None:
 
 
 @contextmanager
-def locked(path: Path) -> Generator[None]:
-    """Wait for the lock of a file and hold it. Raises OSError."""
-    descriptor = lock(path, wait=True)
+def locked(path: str | Path, *, dir_fd: int | None = None) -> Generator[int]:
+    """Wait for the lock of a file and hold it; yields its descriptor. Raises OSError."""
+    descriptor = lock(path, wait=True, dir_fd=dir_fd)
     assert descriptor is not None  # noqa: S101
     try:
-        yield
+        yield descriptor
     finally:
         unlock(descriptor)

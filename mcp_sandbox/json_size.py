@@ -2,10 +2,10 @@
 
 from mcp_sandbox.errors import TooLarge
 
+_MOST_BESIDE = 1 << 20
 
-def check_json_size(
-    text: bytes | bytearray, most_values: int = 20_000, most_beside: int = 1 << 20
-) -> None:
+
+def check_json_size(text: bytes | bytearray, most_values: int = 20_000) -> None:
     """Raise TooLarge if there are many values in JSON, or much outside of texts; in linear time.
 
     What is no JSON is measured up to where a parser would stop.
@@ -16,9 +16,9 @@ def check_json_size(
         beside = b"".join(plain.split(b'"')[::2])
         # Every value but the first stands behind one of these.
         values = sum(map(beside.count, (b",", b"[", b"{")))
-        if values <= most_values and len(beside) <= most_beside:
+        if values <= most_values and len(beside) <= _MOST_BESIDE:
             return
     raise TooLarge(
-        f"a message may have {most_values:,} values in lists and objects, and {most_beside:,} "
+        f"a message may have {most_values:,} values in lists and objects, and {_MOST_BESIDE:,} "
         "bytes outside of its texts: send less at a time, or send it in a text"
     )

@@ -182,7 +182,7 @@ async def open_manager(
         context = SessionContext(
             backend,
             files,
-            Projects(config.project, data_dir, users=users, folders=folders or ClientFolders()),
+            Projects(config.project, files, folders or ClientFolders()),
             ledger,
             audit,
             SessionSettings(

@@ -12,9 +12,10 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 
+from mcp_sandbox.backends.sandbox_records import sandbox_user
 from mcp_sandbox.durable import make_folder, publish_folder, set_aside
 from mcp_sandbox.errors import BackendUnavailable, StorageUnavailable
-from mcp_sandbox.models import PROGRAMS, SandboxSpec
+from mcp_sandbox.models import PENDING_SIGNALS, PROGRAMS, SandboxSpec
 from mcp_sandbox.runner.wire.protocol import UNWATCHED
 
 PACKAGE = Path(__file__).parents[1]
@@ -143,6 +144,21 @@ def name_user(uid: int, gid: int) -> dict[str, str]:
         "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n",
         "group": f"sandbox:x:{gid}:\nroot:x:0:\nnogroup:x:65534:\n",
     }
+
+
+def list_process_limits(spec: SandboxSpec) -> dict[str, int]:
+    """Return the limits of each process of a sandbox, by the names that Docker has for them."""
+    limits = {
+        "core": 0,
+        "fsize": spec.limits.file_mb << 20,
+        "memlock": 64 << 10,
+        "msgqueue": 819_200,
+        "nofile": spec.limits.open_files,
+    }
+    if sandbox_user(spec) != sandbox_user():
+        # It counts by user, as nproc does: where all have one, it would hurt the neighbours.
+        limits["sigpending"] = PENDING_SIGNALS
+    return limits
 
 
 def environment(spec: SandboxSpec, path: str, home: str) -> dict[str, str]:

@@ -19,7 +19,6 @@ import math
 import os
 import re
 import secrets
-import select
 import signal
 import time
 from collections.abc import Generator, Mapping
@@ -110,11 +109,9 @@ async def end(process: ProcessId, number: signal.Signals | None, *, limit_s: flo
             # It may have ended, and been collected, since it was looked at.
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(descriptor, number)
-        with anyio.move_on_after(limit_s, shield=True):
+        with anyio.move_on_after(limit_s, shield=True) as limit:
             await anyio.wait_readable(descriptor)
-        poll = select.poll()
-        poll.register(descriptor, select.POLLIN)
-        return bool(poll.poll(0))
+        return not limit.cancelled_caught
 
 
 async def kill(process: ProcessId) -> bool:

@@ -202,15 +202,14 @@ class _ClientStream:
             check_json_size(line)
             return types.jsonrpc_message_adapter.validate_json(line, by_name=False)
         except TooLarge as exc:
-            await self._refuse(find_request_id(line), types.INVALID_REQUEST, str(exc))
-            return None
+            code, problem = types.INVALID_REQUEST, str(exc)
         except ValidationError as exc:
             first = exc.errors(include_url=False, include_input=False)[0]
             code, problem = types.INVALID_REQUEST, "not a JSON-RPC 2.0 message"
             if first["type"] == "json_invalid":
                 code, problem = types.PARSE_ERROR, first["msg"]
-            await self._refuse(find_request_id(line), code, problem)
-            return None
+        await self._refuse(find_request_id(line), code, problem)
+        return None
 
     async def _has_room_for(self, message: types.JSONRPCMessage) -> bool:
         """Refuse one request too many, which also waits for a client that does not read."""

@@ -314,9 +314,8 @@ class Saving:
 
     def describe(self, chat: ChatId, record: ChatRecord | None) -> Mapping[str, Any]:
         """Return what is `further` stored of a chat whose sandbox is open."""
-        kept = {
-            name: value for name, value in read_object(record, BACKUP).items() if name != "newest"
-        }
+        kept = dict(read_object(record, BACKUP))
+        kept.pop("newest", None)
         news = self._chats[chat].describe(kept, clean=False)
         return {**(record.further if record else {}), BACKUP: news}
 

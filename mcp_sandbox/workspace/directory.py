@@ -306,10 +306,9 @@ class Workspaces:
 
         No sandbox of the chat may be running.
         """
-        kinds = (b"workspace", b"project", b"home")
-        paths = [b"/".join((kind, chat.user.encode(), tree_name(chat))) for kind in kinds]
-        give = functools.partial(unite, self.data_root, paths, self.users)
-        return await to_thread.run_sync(give, limiter=self._walk_limiter)
+        paths = [f"{kind}/{chat.user}/chat-{chat.chat}".encode() for kind in _FILLED]
+        limiter = self._walk_limiter
+        return await to_thread.run_sync(unite, self.data_root, paths, self.users, limiter=limiter)
 
     async def discard(self, chat: ChatId) -> str:
         """Begin an empty workspace; the old one goes to the trash, as an item of this name.

@@ -15,16 +15,15 @@ import stat
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import TypeVar
 
-from pathspec import GitIgnoreSpec, RegexPattern
+from pathspec import GitIgnoreSpec
+from pathspec.patterns.gitignore.spec import GitIgnoreSpecPattern
 
 from mcp_sandbox.durable import closing_fd, publish_folder
 
 _RULES = ".gitignore"
 _LARGEST_RULES = 1 << 20
 _DEEPEST = 100
-_Rule = TypeVar("_Rule", bound=RegexPattern)
 _PARTIAL = ".partial"
 _PIECE = 1 << 20
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -145,7 +144,7 @@ def _read_rules(folder: int) -> GitIgnoreSpec | None:
     return GitIgnoreSpec([_tried_once(each) for each in rules.patterns])
 
 
-def _tried_once(rule: _Rule) -> _Rule:
+def _tried_once(rule: GitIgnoreSpecPattern) -> GitIgnoreSpecPattern:
     """Return the same rule in an expression that takes linear time."""
     if rule.regex is None:
         return rule

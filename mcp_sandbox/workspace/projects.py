@@ -28,8 +28,8 @@ from mcp_sandbox.config import ProjectConfig, home
 from mcp_sandbox.errors import ConfigError, InvalidArgument
 from mcp_sandbox.models import ChatId, FolderIdentity, Mount, ProjectAccess
 from mcp_sandbox.workspace import layout
-from mcp_sandbox.workspace.directory import RESTORED, find_user, tree_name
-from mcp_sandbox.workspace.users import Owner, SandboxUsers
+from mcp_sandbox.workspace.directory import RESTORED, Workspaces, find_user, tree_name
+from mcp_sandbox.workspace.users import Owner
 
 logger = logging.getLogger(__name__)
 
@@ -96,20 +96,12 @@ class ClientFolders:
 class Projects:
     """What the sandbox of a chat shows of its client's folder."""
 
-    def __init__(
-        self,
-        settings: ProjectConfig,
-        data_root: Path,
-        *,
-        users: SandboxUsers,
-        folders: ClientFolders,
-    ) -> None:
+    def __init__(self, settings: ProjectConfig, files: Workspaces, folders: ClientFolders) -> None:
         self.copies = settings.access == "copy"
         self._settings = settings
-        self._data_root = data_root
-        self._users = users
+        self._files = files
         self._folders = folders
-        self._private = (data_root, *folders.private)
+        self._private = (files.data_root, *folders.private)
 
     def folder(self, chat: ChatId) -> Path | None:
         """Return what the chat's sandbox is to show, None if nothing."""
@@ -177,12 +169,13 @@ class Projects:
         return copy
 
     def _tree(self, chat: ChatId) -> tuple[Path, Owner]:
-        with layout.sandbox_directory(self._data_root) as sandbox, ExitStack() as stack:
+        root = self._files.data_root
+        with layout.sandbox_directory(root) as sandbox, ExitStack() as stack:
             user = layout.enter(stack, sandbox, "project", chat.user)
-            owner = find_user(stack, sandbox, chat, self._users)
+            owner = find_user(stack, sandbox, chat, self._files.users)
             tree, _ = layout.make_tree(user, tree_name(chat), owner)
             os.close(tree)
-        place = self._data_root.resolve() / "sandbox" / "project" / chat.user
+        place = root.resolve() / "sandbox" / "project" / chat.user
         return place / os.fsdecode(tree_name(chat)), owner
 
 

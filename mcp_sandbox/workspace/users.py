@@ -20,14 +20,8 @@ from typing import Any
 
 from anyio import from_thread
 
-from mcp_sandbox.durable import (
-    closing_fd,
-    lock,
-    locked,
-    read_note,
-    unlock,
-    write_note,
-)
+from mcp_sandbox.backends.sandbox_records import boot_id
+from mcp_sandbox.durable import closing_fd, locked, read_note, write_note
 from mcp_sandbox.errors import CapacityReached, ConfigError
 from mcp_sandbox.workspace import layout, meter
 from mcp_sandbox.workspace.beneath import open_directory
@@ -38,7 +32,6 @@ _STARTS = range(2 * _COUNT, 0x7FFF0000, _COUNT)
 # The ranges of all data roots of this machine.
 _RANGES = Path("/var/lib/mcp-sandbox-uid-ranges")
 _NOTE = 256
-_BOOT = Path("/proc/sys/kernel/random/boot_id")
 # Trees are moved from the first of these to the last, so none is missed meanwhile.
 _PLACES = (b"pool", b"restoring", b"home", b"project", b"workspace", b"trash")
 
@@ -64,17 +57,13 @@ class SandboxUsers:
         if self.one:
             yield self.one
             return
-        held = lock("users.lock", wait=True, dir_fd=sandbox)
-        assert held is not None  # noqa: S101 - as it waits
-        try:
+        with locked("users.lock", dir_fd=sandbox) as held:
             uid = self._take(sandbox, held)
             yield uid, uid
-        finally:
-            unlock(held)
 
     def _take(self, sandbox: int, note: int) -> int:
         # Written in place, which is quick; a power cut may lose it, and no more than that.
-        kept = [str(self.numbers), _BOOT.read_text()]
+        kept = [str(self.numbers), boot_id()]
         noted = os.pread(note, _NOTE, 0).decode(errors="replace").split(";")
         uid, stop = map(int, noted[2:4] if noted[:2] == kept else (0, 0))
         if uid >= stop:

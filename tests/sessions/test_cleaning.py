@@ -64,7 +64,7 @@ class Server:
             # Which sandboxes run is what each test says.
             backend=self.engine,  # type: ignore[arg-type]
             workspaces=self.workspaces,
-            projects=Projects(ProjectConfig(), data_root, users=USERS, folders=ClientFolders()),
+            projects=Projects(ProjectConfig(), self.workspaces, ClientFolders()),
             use_times=self.ledger,
             audit=Audit(data_root, AuditConfig(enabled=False)),
             settings=SessionSettings(workspace=WorkspaceConfig(retention=keep_s)),

@@ -30,7 +30,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def projects(tmp_path: Path, folders: ClientFolders, **settings: object) -> Projects:
     chosen = ProjectConfig.model_validate(settings)
-    return Projects(chosen, tmp_path / "data", users=USERS, folders=folders)
+    return Projects(chosen, Workspaces(tmp_path / "data", users=USERS), folders)
 
 
 async def mounts(tmp_path: Path, folder: Path, **settings: object) -> tuple[Mount, ...]:

@@ -9,14 +9,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from mcp_sandbox.backends.runner_copy import list_process_limits
 from mcp_sandbox.backends.sandbox_records import find_missing_mounts, find_weak_status, sandbox_user
 from mcp_sandbox.errors import InsecureSandbox
-from mcp_sandbox.models import PENDING_SIGNALS, Network, SandboxSpec
+from mcp_sandbox.models import Network, SandboxSpec
 
 _WITHOUT_WALLS = ("mnt", "pid")
 _NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "uts")
 _OOM_SCORE = 500
-_MEMLOCK, _QUEUED = 64 << 10, 819_200
 # The name of each in /proc/PID/limits.
 _KINDS = {
     resource.RLIMIT_CORE: "Max core file size",
@@ -102,21 +102,12 @@ def list_wanted_limits(spec: SandboxSpec, *, memory_by_process: bool) -> dict[in
 
     `memory_by_process` limits the data of each process: for machines without a memory group.
     """
-    limits = spec.limits
-    found = {
-        resource.RLIMIT_CORE: 0,
-        resource.RLIMIT_MEMLOCK: _MEMLOCK,
-        resource.RLIMIT_MSGQUEUE: _QUEUED,
-        resource.RLIMIT_NOFILE: limits.open_files,
-        resource.RLIMIT_FSIZE: limits.file_mb << 20,
-    }
-    if sandbox_user(spec) != sandbox_user():
-        # It counts by user: where all have one, it would hurt the neighbours.
-        found[resource.RLIMIT_SIGPENDING] = PENDING_SIGNALS
+    found = list_process_limits(spec)
     if memory_by_process:
         # Data, not address space: node reserves far more addresses than it uses.
-        found[resource.RLIMIT_DATA] = limits.memory_mb << 20
-    return {kind: _possible(kind, value) for kind, value in found.items()}
+        found["data"] = spec.limits.memory_mb << 20
+    kinds = {getattr(resource, f"RLIMIT_{name.upper()}"): value for name, value in found.items()}
+    return {kind: _possible(kind, value) for kind, value in kinds.items()}
 
 
 def _possible(kind: int, value: int) -> int:

@@ -140,7 +140,12 @@ class DockerBackend:
                     # In a thread: it reads /proc to record which process creates the sandbox.
                     record = SandboxRecord("docker", labels=dict(spec.labels), network=spec.network)
                     token = self._records.open(sandbox_id, record, shown=_SHOWN | names)
-                    return token, self._listen(sandbox_id, user, opened) if shared else None
+                    if not shared:
+                        return token, None
+                    starter = opened.enter_context(local_socket.listen(folder, STARTER))
+                    # No other than the container's first process will connect to it.
+                    os.chown(folder / STARTER, *user)
+                    return token, starter
 
                 token, starter = await to_thread.run_sync(note)
                 place = replace(
@@ -222,15 +227,6 @@ class DockerBackend:
     async def _shares_sockets(self) -> bool:
         engine, info = await self.connection.engine(), await self.connection.info()
         return shares_sockets(engine, info, self._config.runtime)
-
-    def _listen(
-        self, sandbox_id: models.SandboxId, user: tuple[int, int], opened: ExitStack
-    ) -> socket.socket:
-        """Return the socket that the container's first process, and no other, will connect to."""
-        folder = self._records.shown_directory(sandbox_id)
-        starter = opened.enter_context(local_socket.listen(folder, STARTER))
-        os.chown(folder / STARTER, *user)
-        return starter
 
     async def _start(
         self, spec: models.SandboxSpec, placement: Placement, starter: socket.socket | None

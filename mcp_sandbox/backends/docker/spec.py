@@ -8,13 +8,14 @@ The backend destroys a container that has a problem.
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mcp_sandbox.backends.runner_copy import MAIN, beside_pid_1, environment
-from mcp_sandbox.backends.sandbox_records import find_missing_mounts, find_weak_status, sandbox_user
-from mcp_sandbox.models import OURS, PENDING_SIGNALS, Limits, Mount, SandboxId, SandboxSpec
+from mcp_sandbox.backends.runner_copy import MAIN, beside_pid_1, environment, list_process_limits
+from mcp_sandbox.backends.sandbox_records import find_missing_mounts, find_weak_status
+from mcp_sandbox.models import OURS, Limits, Mount, SandboxId, SandboxSpec
 
 _EPERM = 1
 _ENOSYS = 38
@@ -141,9 +142,9 @@ class Placement:
     name: SandboxId
     image: str
     instance: str
-    token: str
     user: str
-    shown: Path | None
+    token: str = ""
+    shown: Path | None = None
     plain: bool = False
     network: str = "none"
     runtime: str = ""
@@ -214,7 +215,7 @@ def _host_config(spec: SandboxSpec, place: Placement) -> dict[str, Any]:
         "PublishAllPorts": False,
         "PortBindings": {},
         **_filesystem(spec, place),
-        **_resources(_possible(spec.limits, place), apart=sandbox_user(spec) != sandbox_user()),
+        **_resources(_possible(spec.limits, place), list_process_limits(spec)),
         **dict.fromkeys(_NO_NAME, ""),
         **{name: [] for name in _NONE},
         # A sandbox whose servers were all killed ends when idle, and must leave nothing.
@@ -266,17 +267,8 @@ def _possible(limits: Limits, place: Placement) -> Limits:
     )
 
 
-def _resources(limits: Limits, *, apart: bool) -> dict[str, Any]:
+def _resources(limits: Limits, by_process: Mapping[str, int]) -> dict[str, Any]:
     memory = limits.memory_mb * MIB
-    # Not nproc: it counts per uid over all containers that share the uid, as signals do.
-    ulimits = {
-        "nofile": limits.open_files,
-        "core": 0,
-        "fsize": limits.file_mb * MIB,
-        "memlock": 64 * 1024,
-        "msgqueue": 819_200,
-        **({"sigpending": PENDING_SIGNALS} if apart else {}),
-    }
     return {
         "Memory": memory,
         "MemorySwap": memory,
@@ -286,7 +278,9 @@ def _resources(limits: Limits, *, apart: bool) -> dict[str, Any]:
         "NanoCpus": round(limits.cpus * 1_000_000_000),
         "CpuShares": 256,
         "PidsLimit": limits.pids,
-        "Ulimits": [{"Name": name, "Soft": most, "Hard": most} for name, most in ulimits.items()],
+        "Ulimits": [
+            {"Name": name, "Soft": most, "Hard": most} for name, most in by_process.items()
+        ],
     }
 
 

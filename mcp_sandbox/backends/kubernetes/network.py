@@ -51,19 +51,16 @@ while time.monotonic() < deadline:
 """
 
 
+def _outside(network: str) -> Json:
+    reserved = [each for each in RESERVED if (":" in each) == (":" in network)]
+    return {"ipBlock": {"cidr": network, "except": reserved}}
+
+
 def policies() -> list[Json]:
     """Return the NetworkPolicies of all sandboxes of a namespace, by their network."""
     dns = {"namespaceSelector": {}, "podSelector": {"matchLabels": {"k8s-app": "kube-dns"}}}
     ports = [{"protocol": protocol, "port": 53} for protocol in ("UDP", "TCP")]
-    outside = [
-        {
-            "ipBlock": {
-                "cidr": each,
-                "except": [one for one in RESERVED if (":" in one) == (":" in each)],
-            }
-        }
-        for each in INTERNET
-    ]
+    outside = [_outside(each) for each in INTERNET]
     rules: dict[str, list[Json]] = {
         "none": [],
         # What doors let out leaves by the channel.

@@ -164,7 +164,9 @@ class ChatSandbox:
                 self._context.check_lease(self.chat)
                 await self._refresh(self._held)
             if self._held is None:
-                self._context.begin_ways_out()
+                if self.egress:
+                    # Its process starts beside the sandbox that needs it.
+                    self._context.ways_out.begin()
                 await self._context.capacity.take(self)
                 try:
                     with span("session open"):

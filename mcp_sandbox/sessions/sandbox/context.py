@@ -135,11 +135,6 @@ class SessionContext:
             return {*await self.leases.find_elsewhere(chats)}
         return set()
 
-    def begin_ways_out(self) -> None:
-        """Have their process started beside the opening of a sandbox that needs it."""
-        if self.egress:
-            self.ways_out.begin()
-
     def start_doors(self, chat: ChatId, held: "OpenSandbox") -> None:
         """Open the doors of a sandbox, and its way to allowed hosts if there is one."""
         sandbox, held.ways_out = held.sandbox, self.ways_out
