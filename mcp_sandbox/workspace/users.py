@@ -168,14 +168,18 @@ def _find_owners(sandbox: int) -> set[int]:
     """Return who the directories of chats belong to, wherever there are some."""
     found: set[int] = set()
 
-    def visit(_: int, entry: os.DirEntry[str]) -> bool:
-        uid = entry.stat(follow_symlinks=False).st_uid
-        found.add(uid)
-        # Those of chats lie in the server's own; skills are the server's to the bottom.
-        is_ours = uid == os.geteuid() and entry.name != "skills"
-        return is_ours and entry.is_dir(follow_symlinks=False)
-
     for place in _PLACES:
+        # The skills of what waits or was thrown away are the server's to the bottom.
+        own = "skills" if place in (b"pool", b"trash") else ""
+
+        def visit(_: int, entry: os.DirEntry[str], own: str = own) -> bool:
+            uid = entry.stat(follow_symlinks=False).st_uid
+            found.add(uid)
+            # The directories of chats lie in the server's.
+            is_ours = uid == os.geteuid() and entry.name != own
+            return is_ours and entry.is_dir(follow_symlinks=False)
+
         with suppress(FileNotFoundError), closing_fd(open_directory(sandbox, place)) as folder:
-            meter.walk(folder, visit, lambda: None)
+            if not meter.walk(folder, visit, lambda: None):
+                raise OSError(errno.EIO, "whose the files of chats are could not be seen")
     return found

@@ -8,7 +8,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from mcp_sandbox.errors import CapacityReached
+from mcp_sandbox.errors import CapacityReached, StorageUnavailable
 from mcp_sandbox.models import ChatId
 from mcp_sandbox.workspace.directory import ChatDirectories, Workspaces
 from mcp_sandbox.workspace.pool import PoolFolder
@@ -169,3 +169,25 @@ def test_data_roots_have_ranges_apart_that_stay_theirs(tmp_path: Path) -> None:
     assert not set(one) & set(two)
     assert open_users(roots[0], "70000-70009").find(70_009) == (70_009, 70_009)
     assert find_range(roots[0]) == one
+
+
+@pytest.mark.parametrize("user", ["skills", "pool", "trash", "home"])
+async def test_a_user_is_found_whatever_their_name(tmp_path: Path, user: str) -> None:
+    workspaces = Workspaces(tmp_path, users=users(tmp_path))
+    first = await workspaces.open(ChatId(user, "c1"))
+    # As after a boot.
+    (tmp_path / "sandbox" / "users.lock").write_text("")
+    assert (await workspaces.open(CHAT)).user != first.user
+
+
+async def test_no_number_is_given_while_it_cannot_be_seen_whose_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workspaces = Workspaces(tmp_path, users=users(tmp_path))
+    await workspaces.open(CHAT)
+    (tmp_path / "sandbox" / "users.lock").write_text("")
+    monkeypatch.setattr("mcp_sandbox.workspace.meter.walk", lambda *_: False)
+    with pytest.raises(StorageUnavailable, match="could not be seen"):
+        await workspaces.open(ChatId("ann", "c2"))
+    monkeypatch.undo()
+    assert (await workspaces.open(ChatId("ann", "c2"))).user == (FIRST + 1, FIRST + 1)
