@@ -17,7 +17,12 @@ from typing import Any
 
 from mcp_sandbox.backends.kubernetes.client import POD, Json, Kind
 from mcp_sandbox.backends.kubernetes.verify import find_weaker
-from mcp_sandbox.backends.runner_copy import MAIN, beside_pid_1, environment
+from mcp_sandbox.backends.runner_copy import (
+    MAIN,
+    beside_pid_1,
+    environment,
+    list_process_limits,
+)
 from mcp_sandbox.backends.sandbox_records import new_id
 from mcp_sandbox.config import KubernetesConfig
 from mcp_sandbox.models import (
@@ -56,7 +61,6 @@ PYTHON = ["/usr/bin/python3", "-I", "-S"]
 USER = 10001
 _PLACE = "/run/mcp-sandbox"
 _SOCKET, _PIPE = f"{_PLACE}/runner.sock", f"{_PLACE}/secret"
-_MEMLOCK = 64 * 1024
 # How long a runner waits for its secret, but in a warm pool.
 _START_S = 300
 # Where files are in the pod alone, it waits at least so long for a server that may save them.
@@ -322,12 +326,8 @@ class Renderer:
 
     def _variables(self, made: Made, *, is_pooled: bool) -> dict[str, str]:
         spec = SandboxSpec((), made.limits, made.network, made.env)
-        most = {
-            resource.RLIMIT_CORE: 0,
-            resource.RLIMIT_MEMLOCK: _MEMLOCK,
-            resource.RLIMIT_NOFILE: made.limits.open_files,
-            resource.RLIMIT_FSIZE: made.limits.file_mb << 20,
-        }
+        limits = list_process_limits(spec)
+        most = {getattr(resource, f"RLIMIT_{name.upper()}"): limits[name] for name in limits}
         if self._has_own_users:
             # Else it would count those of all pods of a node.
             most[resource.RLIMIT_NPROC] = made.limits.pids
