@@ -49,7 +49,7 @@ class Connector:
                 f"the key of connectors.{self.name} cannot be read: {exc}; correct its key setting"
             ) from None
 
-    def service(self, limits: RunConfig, upstream: str = "", silent_s: float = 600) -> Service:
+    def service(self, limits: RunConfig, silent_s: float = 600) -> Service:
         """Return what the process of one run's way to it has to know; its token is a new one."""
         settings = self.settings
         openai = settings.protocol == "openai"
@@ -68,7 +68,6 @@ class Connector:
             max_output_tokens=limits.max_output_tokens,
             silent_s=silent_s,
             request_s=min(_REQUEST_S, silent_s),
-            upstream=upstream,
         )
 
 

@@ -182,41 +182,22 @@ class WaysOut:
                 return await self._link.ask(what, n=way.number)
         return {}
 
-    async def connect(self, way: Way, stream: ByteStream) -> None:
-        """Have a connection served by a way, if that is open; returns when it has ended."""
+    async def connect(self, way: Way) -> SocketStream:
+        """Return a connection that is served by a way. Raises ClosedResourceError: it has ended."""
         if way.number not in self._ways:
-            return
+            raise anyio.ClosedResourceError
         link = await self.up()
-        ours, theirs = socket.socketpair()
+        ours, theirs = _pair()
         link.tell("stream", theirs, n=way.number)
-        async with SocketStream(_unblocked(ours)) as line:
-            await _copy(stream, line)
+        return ours
 
-    async def open_door(
-        self, way: Way, open_channel: OpenChannel, token: bytes, *, at: int, most: int, shared: bool
-    ) -> None:
-        """Open a door inside that leads to a way, which has its port then.
-
-        Raises:
-            Busy: a program inside listens there, or too many do.
-            BackendUnavailable: the process does not start.
-            SandboxGone: the sandbox does not answer.
-        """
-        link = await self.up()
-        channel = Channel(await open_channel(), token, "doors")
-        await channel.prove()
-        stream = channel.stream
+    def hand_over(self, stream: ByteStream) -> socket.socket:
+        """Return a socket for the process that has what is sent by a stream, and sends by it."""
         if isinstance(stream, SocketStream):
-            theirs = stream.hand_over()
-        else:
-            ours, theirs = socket.socketpair()
-            self._tasks.start_soon(_carry, stream, SocketStream(_unblocked(ours)))
-        way.change(0)
-        link.tell("channel", theirs, n=way.number, at=at, most=most, shared=shared)
-        while not (way.port or way.problem):
-            await way.changed.wait()
-        if way.problem:
-            raise way.problem
+            return stream.hand_over()
+        ours, theirs = _pair()
+        self._tasks.start_soon(_carry, stream, ours)
+        return theirs
 
     async def up(self) -> Link:
         """Return when the process serves. Raises OperatorError: it cannot be started."""
@@ -327,8 +308,9 @@ class Door:
         most: int = 64,
         shared: bool = False,
     ) -> None:
-        self._ways_out, self.way, self._tell, self._at = ways_out, way, tell, at
-        self._sandbox, self._most, self._shared = (open_channel, token), most, shared
+        self._ways_out, self.way, self._tell = ways_out, way, tell
+        self._open_channel, self._token = open_channel, token
+        self._said: JsonObject = {"at": at, "most": most, "shared": shared}
         self._scope = anyio.CancelScope()
         self.close = self._scope.cancel
         self.error: SandboxError | None = None  # Why the last attempt to open it failed.
@@ -358,20 +340,28 @@ class Door:
 
     async def _open(self) -> bool:
         """Open it, and return when it has ended, or at once if it cannot be opened."""
-        most, shared = self._most, self._shared
         try:
-            await self._ways_out.open_door(
-                self.way, *self._sandbox, at=self._at, most=most, shared=shared
-            )
+            await self._ask_to_open()
         except SandboxError as exc:
             self.error = exc
             logger.info("a door is closed, and is tried again: %s", exc)
             return False
-        self.error, self._at = None, self.way.port
+        self.error, self._said["at"] = None, self.way.port
         self._tried.set()
         while self.way.port:
             await self.way.changed.wait()
         return True
+
+    async def _ask_to_open(self) -> None:
+        link, way = await self._ways_out.up(), self.way
+        channel = Channel(await self._open_channel(), self._token, "doors")
+        await channel.prove()
+        way.change(0)
+        link.tell("channel", self._ways_out.hand_over(channel.stream), n=way.number, **self._said)
+        while not (way.port or way.problem):
+            await way.changed.wait()
+        if way.problem:
+            raise way.problem
 
 
 async def _start(link: socket.socket) -> Process:
@@ -397,12 +387,6 @@ async def _carry(stream: ByteStream, line: SocketStream) -> None:
         await _forward(line, stream)
 
 
-async def _copy(stream: ByteStream, line: SocketStream) -> None:
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(_forward, stream, line)
-        await _forward(line, stream)
-
-
 async def _forward(source: ByteStream, sink: ByteStream) -> None:
     with suppress(*HUNG_UP):
         async for data in source:
@@ -410,9 +394,10 @@ async def _forward(source: ByteStream, sink: ByteStream) -> None:
         await sink.send_eof()
 
 
-def _unblocked(sock: socket.socket) -> socket.socket:
-    sock.setblocking(False)
-    return sock
+def _pair() -> tuple[SocketStream, socket.socket]:
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    return SocketStream(ours), theirs
 
 
 def _identify_names() -> list[tuple[int, int]]:
