@@ -52,16 +52,13 @@ class Connector:
     def service(self, limits: RunConfig, silent_s: float = 600) -> Service:
         """Return what the process of one run's way to it has to know; its token is a new one."""
         settings = self.settings
-        openai = settings.protocol == "openai"
-        auth = settings.auth or ("bearer" if openai else "x-api-key")
+        auth = settings.auth or ("bearer" if settings.protocol == "openai" else "x-api-key")
         return Service(
             name=self.name,
             token=secrets.token_urlsafe(32),
             url=settings.url,
             protocol=settings.protocol,
             header="authorization" if auth == "bearer" else "x-api-key",
-            # Services of this protocol have it in their `url`.
-            version="/v1" if openai else "",
             models=self.models,
             server_tools=settings.server_tools,
             max_requests=limits.max_requests,

@@ -45,8 +45,6 @@ _CALL_S, _AGAIN_S = 2.0, 5.0
 
 LOST = "the process that connects to the outside ended, and is started again"
 
-OpenChannel = Callable[[], Awaitable[ByteStream]]
-
 
 async def _know_nothing(_: JsonObject) -> JsonObject:
     return {"refused": "the server knows nothing of it", "verdict": "failed"}
@@ -137,7 +135,6 @@ class WaysOut:
         self._wanted, self._ready = anyio.Event(), anyio.Event()
         self._link: Link | None = None
         self._problem: OperatorError | None = None  # Why the last attempt to start it failed.
-        self.pid = 0  # Of the process, while there is one.
 
     @asynccontextmanager
     async def open(self, way: Way) -> AsyncGenerator[Way]:
@@ -244,14 +241,13 @@ class WaysOut:
 
     async def _hear(self, process: Process, link: Link, trusted: bytes) -> None:
         try:
-            self.pid = process.pid
             link.tell("begin", payload=trusted, **self._settings)
             for way in self._ways.values():
                 self._tell_way(link, way)
             self._link = link
             await link.run()
         finally:
-            self._link, self.pid = None, 0
+            self._link = None
             self._end_wait()
             # It ends with the link. To kill a process that has just ended loses its exit code.
             with anyio.move_on_after(_END_S, shield=True) as limit:
@@ -300,7 +296,7 @@ class Door:
         self,
         ways_out: WaysOut,
         way: Way,
-        open_channel: OpenChannel,
+        open_channel: Callable[[], Awaitable[ByteStream]],
         token: bytes,
         tell: Callable[[str], object] = lambda _: None,
         *,

@@ -84,9 +84,9 @@ class Refusal(Exception):
 class Service:
     """A model service, and what one run may ask of it; `token` replaces the key inside.
 
-    `header` is that of the key, `version` the beginning of paths that `url` has already. `models`
-    are those that may be asked, or none for any. A service that sends nothing for `silent_s`
-    seconds is given up, and so is a client that takes over `request_s` for a request.
+    `header` is that of the key. `models` are those that may be asked, or none for any. A service
+    that sends nothing for `silent_s` seconds is given up, and so is a client that takes over
+    `request_s` for a request.
     """
 
     name: str
@@ -94,7 +94,6 @@ class Service:
     url: str
     protocol: str
     header: str
-    version: str
     models: Sequence[str]
     server_tools: bool
     max_requests: int
@@ -104,7 +103,8 @@ class Service:
 
     def address(self, path: str) -> str:
         """Return the URL of a request for a path that begins with /v1."""
-        return self.url + path.removeprefix(self.version)
+        # Services of one protocol have the version in their `url`.
+        return self.url + path.removeprefix("/v1" if self.protocol == "openai" else "")
 
 
 def check_request(raw: bytes | bytearray, service: Service, chat: ChatId) -> bytes:
