@@ -49,26 +49,22 @@ class Connector:
                 f"the key of connectors.{self.name} cannot be read: {exc}; correct its key setting"
             ) from None
 
-    def service(self, limits: RunConfig, upstream: str = "", silent_s: float = 600) -> Service:
+    def service(self, limits: RunConfig, silent_s: float = 600) -> Service:
         """Return what the process of one run's way to it has to know; its token is a new one."""
         settings = self.settings
-        openai = settings.protocol == "openai"
-        auth = settings.auth or ("bearer" if openai else "x-api-key")
+        auth = settings.auth or ("bearer" if settings.protocol == "openai" else "x-api-key")
         return Service(
             name=self.name,
             token=secrets.token_urlsafe(32),
             url=settings.url,
             protocol=settings.protocol,
             header="authorization" if auth == "bearer" else "x-api-key",
-            # Services of this protocol have it in their `url`.
-            version="/v1" if openai else "",
             models=self.models,
             server_tools=settings.server_tools,
             max_requests=limits.max_requests,
             max_output_tokens=limits.max_output_tokens,
             silent_s=silent_s,
             request_s=min(_REQUEST_S, silent_s),
-            upstream=upstream,
         )
 
 

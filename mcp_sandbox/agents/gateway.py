@@ -5,27 +5,21 @@ The program inside knows a token, and the process that serves the way asks for t
 
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import asdict, fields
-from functools import partial
-from socket import socketpair
 
 import anyio
 import h11
-from anyio.abc import ByteStream
 
 from mcp_sandbox.agents.connectors import Connector
-from mcp_sandbox.backends.local_socket import SocketStream
-from mcp_sandbox.config import EgressConfig, RunConfig
+from mcp_sandbox.config import RunConfig
 from mcp_sandbox.egress.process.gateway import Counts, Service
 from mcp_sandbox.egress.process.http_requests import HUNG_UP, Peer
-from mcp_sandbox.egress.settings import load_trusted
 from mcp_sandbox.egress.targets import RefusedError
-from mcp_sandbox.egress.ways_out import Way, WaysOut, open_ways_out
+from mcp_sandbox.egress.ways_out import Way, WaysOut
 from mcp_sandbox.errors import OperatorError
 from mcp_sandbox.models import ChatId
 from mcp_sandbox.runtime.call import JsonObject
-from mcp_sandbox.runtime.channel import own_tasks
 from mcp_sandbox.telemetry.logs import event
 
 logger = logging.getLogger(__name__)
@@ -40,28 +34,20 @@ async def open_gateway(
     *,
     chat: ChatId,
     limits: RunConfig,
-    egress: EgressConfig | None = None,
-    ways_out: WaysOut | None = None,
+    ways_out: WaysOut,
     silent_s: float = _SILENT_S,
 ) -> AsyncGenerator["Gateway"]:
     """Open a proxy from a run to a model service while the block lasts.
 
-    It is one of these `ways_out`, or has its own; `egress` says how this machine reaches the
-    network. A service that sends nothing for `silent_s` seconds is given up, and so is a client
-    that takes longer for a request.
+    A service that sends nothing for `silent_s` seconds is given up, and so is a client that takes
+    longer for a request.
 
-    Raises OperatorError: the key cannot be read, or `egress` cannot be used.
+    Raises OperatorError: the key cannot be read, or the ways out cannot be used.
     """
     await connector.key()
-    egress = egress or EgressConfig()
-    service = connector.service(limits, egress.upstream_proxy, silent_s)
-    async with AsyncExitStack() as stack:
-        if ways_out is None:
-            load = partial(load_trusted, egress.ca_bundle)
-            ways_out = await stack.enter_async_context(open_ways_out(load))
-        await ways_out.up()
-        gateway = Gateway(connector, service, chat, ways_out)
-        await stack.enter_async_context(ways_out.open(gateway.way))
+    await ways_out.up()
+    gateway = Gateway(connector, connector.service(limits, silent_s), chat, ways_out)
+    async with ways_out.open(gateway.way):
         try:
             yield gateway
         finally:
@@ -95,10 +81,6 @@ class Gateway:
             logger.warning("%s", exc)
             return {"refused": "the key cannot be read; the operator must correct it"}
 
-    async def serve(self, stream: ByteStream) -> None:
-        """Serve one connection until either side closes it."""
-        await self._ways_out.connect(self.way, stream)
-
     async def ask(
         self, what: str, body: bytes, take: Callable[[bytes], Awaitable[None]]
     ) -> tuple[int, str]:
@@ -106,16 +88,8 @@ class Gateway:
 
         `what` is METHOD PATH, and `take` gets the answer's bytes.
         """
-        ours, theirs = socketpair()
-        ours.setblocking(False)
-        theirs.setblocking(False)
         status, error = 0, b""
-        async with (
-            SocketStream(ours) as line,
-            SocketStream(theirs) as given,
-            own_tasks() as tasks,
-        ):
-            tasks.start_soon(self.serve, given)
+        async with await self._ways_out.connect(self.way) as line:
             client, (method, _, path) = Peer(line, h11.CLIENT), what.partition(" ")
             names = ("host", "model"), ("authorization", f"Bearer {self.token}")
             headers = [

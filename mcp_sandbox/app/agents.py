@@ -98,16 +98,11 @@ async def open_agent(  # noqa: PLR0913 - what an agent can be given
     )
     async with (
         _placed(chat_id, found, config, executor, manager) as (session, memory, own),
-        nullcontext(ways_out or own) if ways_out or own else open_ways_out(config) as reached,
+        nullcontext(known) if (known := ways_out or own) else open_ways_out(config) as reached,
     ):
         opening = partial(open_bridge, bridge, found.tools, tools)
         gateway = partial(
-            open_gateway,
-            service,
-            chat=chat_id,
-            limits=settings.run,
-            egress=config.egress,
-            ways_out=reached,
+            open_gateway, service, chat=chat_id, limits=settings.run, ways_out=reached
         )
         way = partial(_way, session, service, config, gateway, opening)
         limit_s = timeout_s or options.timeout or settings.run.timeout

@@ -10,6 +10,7 @@ from array import array
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from itertools import count
 
 import anyio
 from anyio.lowlevel import checkpoint
@@ -42,7 +43,7 @@ class Link:
         self._more = anyio.Event()
         self._answers: dict[int, JsonObject | None] = {}
         self._answered = anyio.Event()
-        self._last, self._asking, self.ended = 0, 0, False
+        self._numbers, self._asking, self.ended = count(1), 0, False
 
     async def run(self) -> None:
         """Serve it until the other side has ended, or broken what is agreed."""
@@ -75,8 +76,7 @@ class Link:
 
     async def ask(self, kind: str, *, payload: bytes = b"", **said: object) -> JsonObject:
         """Return the answer. Raises BrokenResourceError: the other side ends before it answers."""
-        self._last += 1
-        number = self._last
+        number = next(self._numbers)
         self._answers[number] = None
         self.tell(kind, payload=payload, ask=number, **said)
         try:

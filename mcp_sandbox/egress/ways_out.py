@@ -45,8 +45,6 @@ _CALL_S, _AGAIN_S = 2.0, 5.0
 
 LOST = "the process that connects to the outside ended, and is started again"
 
-OpenChannel = Callable[[], Awaitable[ByteStream]]
-
 
 async def _know_nothing(_: JsonObject) -> JsonObject:
     return {"refused": "the server knows nothing of it", "verdict": "failed"}
@@ -137,7 +135,6 @@ class WaysOut:
         self._wanted, self._ready = anyio.Event(), anyio.Event()
         self._link: Link | None = None
         self._problem: OperatorError | None = None  # Why the last attempt to start it failed.
-        self.pid = 0  # Of the process, while there is one.
 
     @asynccontextmanager
     async def open(self, way: Way) -> AsyncGenerator[Way]:
@@ -182,41 +179,22 @@ class WaysOut:
                 return await self._link.ask(what, n=way.number)
         return {}
 
-    async def connect(self, way: Way, stream: ByteStream) -> None:
-        """Have a connection served by a way, if that is open; returns when it has ended."""
+    async def connect(self, way: Way) -> SocketStream:
+        """Return a connection that is served by a way. Raises ClosedResourceError: it has ended."""
         if way.number not in self._ways:
-            return
+            raise anyio.ClosedResourceError
         link = await self.up()
-        ours, theirs = socket.socketpair()
+        ours, theirs = _pair()
         link.tell("stream", theirs, n=way.number)
-        async with SocketStream(_unblocked(ours)) as line:
-            await _copy(stream, line)
+        return ours
 
-    async def open_door(
-        self, way: Way, open_channel: OpenChannel, token: bytes, *, at: int, most: int, shared: bool
-    ) -> None:
-        """Open a door inside that leads to a way, which has its port then.
-
-        Raises:
-            Busy: a program inside listens there, or too many do.
-            BackendUnavailable: the process does not start.
-            SandboxGone: the sandbox does not answer.
-        """
-        link = await self.up()
-        channel = Channel(await open_channel(), token, "doors")
-        await channel.prove()
-        stream = channel.stream
+    def hand_over(self, stream: ByteStream) -> socket.socket:
+        """Return a socket for the process that has what is sent by a stream, and sends by it."""
         if isinstance(stream, SocketStream):
-            theirs = stream.hand_over()
-        else:
-            ours, theirs = socket.socketpair()
-            self._tasks.start_soon(_carry, stream, SocketStream(_unblocked(ours)))
-        way.change(0)
-        link.tell("channel", theirs, n=way.number, at=at, most=most, shared=shared)
-        while not (way.port or way.problem):
-            await way.changed.wait()
-        if way.problem:
-            raise way.problem
+            return stream.hand_over()
+        ours, theirs = _pair()
+        self._tasks.start_soon(_carry, stream, ours)
+        return theirs
 
     async def up(self) -> Link:
         """Return when the process serves. Raises OperatorError: it cannot be started."""
@@ -263,14 +241,13 @@ class WaysOut:
 
     async def _hear(self, process: Process, link: Link, trusted: bytes) -> None:
         try:
-            self.pid = process.pid
             link.tell("begin", payload=trusted, **self._settings)
             for way in self._ways.values():
                 self._tell_way(link, way)
             self._link = link
             await link.run()
         finally:
-            self._link, self.pid = None, 0
+            self._link = None
             self._end_wait()
             # It ends with the link. To kill a process that has just ended loses its exit code.
             with anyio.move_on_after(_END_S, shield=True) as limit:
@@ -319,7 +296,7 @@ class Door:
         self,
         ways_out: WaysOut,
         way: Way,
-        open_channel: OpenChannel,
+        open_channel: Callable[[], Awaitable[ByteStream]],
         token: bytes,
         tell: Callable[[str], object] = lambda _: None,
         *,
@@ -327,8 +304,9 @@ class Door:
         most: int = 64,
         shared: bool = False,
     ) -> None:
-        self._ways_out, self.way, self._tell, self._at = ways_out, way, tell, at
-        self._sandbox, self._most, self._shared = (open_channel, token), most, shared
+        self._ways_out, self.way, self._tell = ways_out, way, tell
+        self._open_channel, self._token = open_channel, token
+        self._said: JsonObject = {"at": at, "most": most, "shared": shared}
         self._scope = anyio.CancelScope()
         self.close = self._scope.cancel
         self.error: SandboxError | None = None  # Why the last attempt to open it failed.
@@ -358,20 +336,28 @@ class Door:
 
     async def _open(self) -> bool:
         """Open it, and return when it has ended, or at once if it cannot be opened."""
-        most, shared = self._most, self._shared
         try:
-            await self._ways_out.open_door(
-                self.way, *self._sandbox, at=self._at, most=most, shared=shared
-            )
+            await self._ask_to_open()
         except SandboxError as exc:
             self.error = exc
             logger.info("a door is closed, and is tried again: %s", exc)
             return False
-        self.error, self._at = None, self.way.port
+        self.error, self._said["at"] = None, self.way.port
         self._tried.set()
         while self.way.port:
             await self.way.changed.wait()
         return True
+
+    async def _ask_to_open(self) -> None:
+        link, way = await self._ways_out.up(), self.way
+        channel = Channel(await self._open_channel(), self._token, "doors")
+        await channel.prove()
+        way.change(0)
+        link.tell("channel", self._ways_out.hand_over(channel.stream), n=way.number, **self._said)
+        while not (way.port or way.problem):
+            await way.changed.wait()
+        if way.problem:
+            raise way.problem
 
 
 async def _start(link: socket.socket) -> Process:
@@ -397,12 +383,6 @@ async def _carry(stream: ByteStream, line: SocketStream) -> None:
         await _forward(line, stream)
 
 
-async def _copy(stream: ByteStream, line: SocketStream) -> None:
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(_forward, stream, line)
-        await _forward(line, stream)
-
-
 async def _forward(source: ByteStream, sink: ByteStream) -> None:
     with suppress(*HUNG_UP):
         async for data in source:
@@ -410,9 +390,10 @@ async def _forward(source: ByteStream, sink: ByteStream) -> None:
         await sink.send_eof()
 
 
-def _unblocked(sock: socket.socket) -> socket.socket:
-    sock.setblocking(False)
-    return sock
+def _pair() -> tuple[SocketStream, socket.socket]:
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    return SocketStream(ours), theirs
 
 
 def _identify_names() -> list[tuple[int, int]]:

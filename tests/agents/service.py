@@ -19,6 +19,8 @@ from anyio.streams.tls import TLSStream
 from mcp_sandbox.agents.connectors import find_connector
 from mcp_sandbox.agents.gateway import Gateway, open_gateway
 from mcp_sandbox.config import ConnectorConfig, EgressConfig, RunConfig
+from mcp_sandbox.egress.settings import load_trusted
+from mcp_sandbox.egress.ways_out import WaysOut, open_ways_out
 from mcp_sandbox.models import ChatId
 from tests.streams import everything
 
@@ -112,6 +114,7 @@ class Inside:
     """A run as its program sees it: a port that leads to the gateway, and a token."""
 
     gateway: Gateway
+    ways_out: WaysOut
     service: Service
     port: int
     client: httpx2.AsyncClient
@@ -129,6 +132,10 @@ class Inside:
         assert not scope.cancelled_caught, "the connection was left open"
         return b""
 
+    async def serve(self, stream: Any) -> None:
+        """Serve a connection as one of a door, until both sides have ended it."""
+        await lead(self.ways_out, self.gateway, stream)
+
     async def connect(self) -> SocketStream:
         return await anyio.connect_tcp("127.0.0.1", self.port)
 
@@ -136,6 +143,21 @@ class Inside:
         """The beginning of a request with the token."""
         fields = (f"{first} HTTP/1.1", "Host: x", f"x-api-key: {self.gateway.token}", *lines)
         return "\r\n".join([*fields, "", ""]).encode()
+
+
+async def lead(ways_out: WaysOut, gateway: Gateway, stream: Any) -> None:
+    """Let a connection of a program lead to its gateway."""
+    with suppress(anyio.ClosedResourceError):
+        async with await ways_out.connect(gateway.way) as line, anyio.create_task_group() as tasks:
+            tasks.start_soon(_copy, stream, line)
+            await _copy(line, stream)
+
+
+async def _copy(source: Any, sink: Any) -> None:
+    with suppress(OSError, anyio.BrokenResourceError, anyio.ClosedResourceError):
+        async for data in source:
+            await sink.send(data)
+        await sink.send_eof()
 
 
 @asynccontextmanager
@@ -192,17 +214,19 @@ async def a_run(
     version = "/v1" if settings.get("protocol") == "openai" else ""
     given = {"url": service.url + version, "key": f"file:{file}", **settings}
     connector = find_connector({"one": ConnectorConfig.model_validate(given)})
-    limits = limits or RunConfig()
+    limits, egress = limits or RunConfig(), egress or EgressConfig()
+    load = partial(load_trusted, egress.ca_bundle)
     async with (
+        open_ways_out(load, upstream=egress.upstream_proxy) as ways_out,
         open_gateway(
-            connector, chat=chat, limits=limits, egress=egress, silent_s=silent_s
+            connector, chat=chat, limits=limits, ways_out=ways_out, silent_s=silent_s
         ) as gateway,
         anyio.create_task_group() as tasks,
     ):
 
         async def serve(stream: SocketStream) -> None:
             async with stream:
-                await gateway.serve(stream)
+                await lead(ways_out, gateway, stream)
                 # A door waits likewise for the client to read what it was sent.
                 with anyio.move_on_after(1), suppress(anyio.BrokenResourceError):
                     await stream.send_eof()
@@ -215,5 +239,5 @@ async def a_run(
             timeout=30,
             trust_env=False,
         ) as client:
-            yield Inside(gateway, service, port, client)
+            yield Inside(gateway, ways_out, service, port, client)
         tasks.cancel_scope.cancel()

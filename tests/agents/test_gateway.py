@@ -138,7 +138,7 @@ async def test_the_end_of_a_run_cuts_its_requests_and_lets_in_no_others(tmp_path
                 pair = [await UNIXSocketStream.from_socket(end) for end in socket.socketpair()]
                 async with pair[0] as program, pair[1] as door:
                     await program.send(asked)
-                    await run.gateway.serve(door)
+                    await run.serve(door)
                     await door.aclose()
                     assert await everything(program) == b""
 

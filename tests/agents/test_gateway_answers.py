@@ -4,6 +4,7 @@ import contextlib
 import gzip
 import json
 import logging
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -14,6 +15,8 @@ from anyio.abc import SocketStream
 from mcp_sandbox.agents.connectors import find_connector
 from mcp_sandbox.agents.gateway import open_gateway
 from mcp_sandbox.config import ConnectorConfig, RunConfig
+from mcp_sandbox.egress.settings import load_trusted
+from mcp_sandbox.egress.ways_out import open_ways_out
 from mcp_sandbox.errors import OperatorError
 from tests.agents.service import (
     CHAT,
@@ -312,9 +315,10 @@ async def test_the_key_is_read_when_it_is_used(tmp_path: Path) -> None:
 async def test_without_a_usable_key_no_run_begins(tmp_path: Path) -> None:
     given = {"url": "https://a.example"}
     connector = find_connector({"one": ConnectorConfig.model_validate(given)})
-    with pytest.raises(OperatorError, match="connector one has no key"):
-        async with open_gateway(connector, chat=CHAT, limits=RunConfig()):
-            pytest.fail("it began")
+    async with open_ways_out(partial(load_trusted, None)) as ways_out:
+        with pytest.raises(OperatorError, match="connector one has no key"):
+            async with open_gateway(connector, chat=CHAT, limits=RunConfig(), ways_out=ways_out):
+                pytest.fail("it began")
 
 
 async def test_the_key_is_in_no_answer_log_error_or_repr(

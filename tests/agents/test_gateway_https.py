@@ -1,5 +1,6 @@
 """A model service elsewhere is reached as this machine reaches the network, and over TLS alone."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import trustme
 from mcp_sandbox.agents.connectors import find_connector
 from mcp_sandbox.agents.gateway import open_gateway
 from mcp_sandbox.config import ConnectorConfig, EgressConfig, RunConfig
+from mcp_sandbox.egress.settings import load_trusted
+from mcp_sandbox.egress.ways_out import open_ways_out
 from mcp_sandbox.errors import ConfigError
 from tests.agents.service import CHAT, KEY, MESSAGE, a_run, a_service, listen, saying
 
@@ -47,10 +50,11 @@ async def test_one_that_nobody_vouches_for_gets_nothing(
 async def test_a_bundle_that_cannot_be_read_is_told_before_the_run(tmp_path: Path) -> None:
     key = {"url": "https://a.example", "key": f"command: echo {KEY}"}
     connector = find_connector({"one": ConnectorConfig.model_validate(key)})
-    egress = EgressConfig(ca_bundle=tmp_path / "missing.pem")
-    with pytest.raises(ConfigError, match=r"missing\.pem cannot be read: No such file"):
-        async with open_gateway(connector, chat=CHAT, limits=RunConfig(), egress=egress):
-            pytest.fail("it began")
+    load = partial(load_trusted, tmp_path / "missing.pem")
+    async with open_ways_out(load) as ways_out:
+        with pytest.raises(ConfigError, match=r"missing\.pem cannot be read: No such file"):
+            async with open_gateway(connector, chat=CHAT, limits=RunConfig(), ways_out=ways_out):
+                pytest.fail("it began")
 
 
 async def test_the_proxy_of_this_machine_is_asked_for_the_way_and_sees_no_key(

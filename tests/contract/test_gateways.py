@@ -3,6 +3,7 @@
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -12,6 +13,8 @@ from anyio.abc import SocketStream
 from mcp_sandbox.agents.connectors import find_connector
 from mcp_sandbox.agents.gateway import Gateway, open_gateway
 from mcp_sandbox.config import ConnectorConfig, RunConfig
+from mcp_sandbox.egress.settings import load_trusted
+from mcp_sandbox.egress.ways_out import open_ways_out
 from mcp_sandbox.models import ChatId
 from mcp_sandbox.sessions.session import Session
 from tests.agents.service import (
@@ -20,6 +23,7 @@ from tests.agents.service import (
     Service,
     a_service,
     chunk,
+    lead,
     saying,
     told,
 )
@@ -103,10 +107,12 @@ async def a_run(session: Session, service: Service, folder: Path) -> AsyncGenera
     connector = find_connector({"one": ConnectorConfig.model_validate(given)})
     await session.write_file("program.py", PROGRAM)
     with anyio.fail_after(50):
-        async with open_gateway(
-            connector, chat=ChatId("tester", "contract"), limits=RunConfig()
-        ) as gateway:
-            async with session.door(gateway.serve) as port:
+        chat = ChatId("tester", "contract")
+        async with (
+            open_ways_out(partial(load_trusted, None)) as ways_out,
+            open_gateway(connector, chat=chat, limits=RunConfig(), ways_out=ways_out) as gateway,
+        ):
+            async with session.door(partial(lead, ways_out, gateway)) as port:
                 yield Inside(session, gateway, port)
 
 

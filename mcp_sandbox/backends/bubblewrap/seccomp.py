@@ -90,8 +90,11 @@ _WRITING, _THREAD = 0o3 | 0o100 | 0o1000 | 0o2000 | 0o20000000, 0x10000
 _LOOKED_INTO = {"x86_64": (56, 435, 16, 41, 53, 135), "aarch64": (220, 435, 29, 198, 199, 92)}
 
 
-def program(machine: str) -> bytes:
+def program(machine: str, lonely: int = 0) -> bytes:
     """Return the filter for a machine as `os.uname().machine` names it.
+
+    `lonely` is the id of a process of the host that only talks to the network, but may open files
+    for reading and start threads.
 
     Raises BackendUnavailable: there is none for this machine.
     """
@@ -112,6 +115,7 @@ def program(machine: str) -> bytes:
             *(_when(_JGE, _X32_BIT, (_return(_REFUSE),)) if machine == "x86_64" else ()),
             *_when(_JGE, _NEWEST + 1, (_return(_UNKNOWN),)),
             *_when(_JEQ, clone3, (_return(_UNKNOWN),)),
+            *(_refuse_company(machine, lonely) if lonely else ()),
             *_search(sorted(REFUSED[machine].values())),
             *_argument(clone, 0, *_when(_JSET, _NAMESPACES, (_return(_REFUSE),))),
             *_argument(ioctl, 1, *_refuse_each(_TERMINAL_INPUT)),
@@ -123,32 +127,20 @@ def program(machine: str) -> bytes:
     )
 
 
-def lonely_program(machine: str, pid: int) -> bytes:
-    """Return the filter for a process `pid` of the host that only talks to the network.
-
-    It may open files for reading and start threads. Raises as `program`.
-    """
-    whole = program(machine)
+def _refuse_company(machine: str, pid: int) -> tuple[bytes, ...]:
     clone, _, _, sock, *_ = _LOOKED_INTO[machine]
     opening, opening_at, tgkill, prlimit = _LOOKED_INTO_LONELY[machine]
     own_thread = (_instruction(_JSET, _THREAD, 1, 0), _return(_REFUSE))
     read = _when(_JSET, _WRITING, (_return(_REFUSE),))
-    head = b"".join(
-        (
-            _load(_ARCH),
-            _instruction(_JEQ, _AUDIT_ARCH[machine], 1, 0),
-            _return(_KILL),
-            _load(_NR),
-            *_refuse_each(_LONELY[machine].values()),
-            *_when(_JEQ, clone, (_load(_ARGS), *own_thread, _load(_NR))),
-            *_when(_JEQ, sock, (_load(_ARGS), *_refuse_each((_LOCAL,)), _load(_NR))),
-            *_argument(opening, 1, *read),
-            *_argument(opening_at, 2, *read),
-            *_argument(tgkill, 0, *_allow_only((pid,))),
-            *_argument(prlimit, 0, *_allow_only((0,))),
-        )
+    return (
+        *_refuse_each(_LONELY[machine].values()),
+        *_when(_JEQ, clone, (_load(_ARGS), *own_thread, _load(_NR))),
+        *_when(_JEQ, sock, (_load(_ARGS), *_refuse_each((_LOCAL,)), _load(_NR))),
+        *_argument(opening, 1, *read),
+        *_argument(opening_at, 2, *read),
+        *_argument(tgkill, 0, *_allow_only((pid,))),
+        *_argument(prlimit, 0, *_allow_only((0,))),
     )
-    return head + whole
 
 
 def refusing_nothing() -> bytes:

@@ -55,11 +55,12 @@ class Rate:
 
 
 class Way:
-    """One way out: how its connections are served, and what ends with it."""
+    """One way out: how its connections are served, what it answers, and what ends with it."""
 
-    def __init__(self, tasks: TaskGroup, serve: Serve, keeper: Keeper | None = None) -> None:
-        self.serve, self.keeper = serve, keeper
-        self.counts = Counts()
+    def __init__(
+        self, tasks: TaskGroup, serve: Serve, asked: Callable[[], JsonObject] = dict
+    ) -> None:
+        self.serve, self.asked = serve, asked
         self._tasks, self._running = tasks, set[anyio.CancelScope]()
 
     def start(self, work: Callable[..., Awaitable[None]], *args: object) -> None:
@@ -159,28 +160,26 @@ class Child:
 
     async def _asked(self, said: JsonObject) -> JsonObject:
         way = self._ways.get(said["n"])
-        if way and way.keeper:
-            way.keeper.forget_grants()
-        return asdict(way.counts) if way else {}
+        return way.asked() if way else {}
 
     def _begin(self, said: JsonObject, trusted: bytes) -> None:
-        self._outside = ssl.create_default_context(cadata=trusted.decode("ascii"))
-        self._outside.set_alpn_protocols(["http/1.1"])
+        outside = ssl.create_default_context(cadata=trusted.decode("ascii"))
+        outside.set_alpn_protocols(["http/1.1"])
         allow, deny = (tuple(map(read_rule, said[name])) for name in ("allow", "deny"))
-        self._proxy = Proxy(EgressRules(allow, deny), self._outside, said["upstream"], said["most"])
+        self._proxy = Proxy(EgressRules(allow, deny), outside, said["upstream"], said["most"])
 
     def _egress(self, said: JsonObject, tell: Tell, ask: Ask) -> Way:
         keeper = Keeper(ask, [*map(read_rule, said["bound"])])
         connections = Connections(self._proxy, ChatId(*said["chat"]), keeper, tell)
-        return Way(self._tasks, connections.serve, keeper)
+        return Way(self._tasks, connections.serve, keeper.forget_grants)
 
     def _gateway(self, said: JsonObject, tell: Tell, ask: Ask) -> Way:
         service, chat = Service(**said["service"]), ChatId(*said["chat"])
         gateway = Gateway(
-            service, chat, ask, self._outside, lambda now: tell("counts", **asdict(now))
+            service, chat, ask, self._proxy, lambda now: tell("counts", **asdict(now))
         )
-        way = Way(self._tasks, gateway.serve)
-        way.counts = gateway.counts = Counts(**said["counts"])
+        gateway.counts = Counts(**said["counts"])
+        way = Way(self._tasks, gateway.serve, lambda: asdict(gateway.counts))
         way.start(gateway.close_at_end)
         return way
 

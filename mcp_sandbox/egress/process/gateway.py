@@ -11,7 +11,6 @@ import logging
 import re
 import secrets
 import select
-import ssl
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
@@ -27,6 +26,7 @@ from anyio.streams.tls import TLSStream
 from mcp_sandbox.egress.process.http_requests import HUNG_UP, Peer, explain_failure
 from mcp_sandbox.egress.process.keeper import Ask
 from mcp_sandbox.egress.process.mask import Mask
+from mcp_sandbox.egress.process.proxy import Proxy
 from mcp_sandbox.egress.targets import RefusedError
 from mcp_sandbox.errors import TooLarge
 from mcp_sandbox.json_size import check_json_size
@@ -69,6 +69,7 @@ _KINDS = {
     404: "not_found_error",
     413: "request_too_large",
 }
+Answer = h11.Response | h11.Data | h11.EndOfMessage
 
 
 class Refusal(Exception):
@@ -83,9 +84,9 @@ class Refusal(Exception):
 class Service:
     """A model service, and what one run may ask of it; `token` replaces the key inside.
 
-    `header` is that of the key, `version` the beginning of paths that `url` has already. `models`
-    are those that may be asked, or none for any. A service that sends nothing for `silent_s`
-    seconds is given up, and so is a client that takes over `request_s` for a request.
+    `header` is that of the key. `models` are those that may be asked, or none for any. A service
+    that sends nothing for `silent_s` seconds is given up, and so is a client that takes over
+    `request_s` for a request.
     """
 
     name: str
@@ -93,18 +94,17 @@ class Service:
     url: str
     protocol: str
     header: str
-    version: str
     models: Sequence[str]
     server_tools: bool
     max_requests: int
     max_output_tokens: int
     silent_s: float
     request_s: float
-    upstream: str
 
     def address(self, path: str) -> str:
         """Return the URL of a request for a path that begins with /v1."""
-        return self.url + path.removeprefix(self.version)
+        # Services of one protocol have the version in their `url`.
+        return self.url + path.removeprefix("/v1" if self.protocol == "openai" else "")
 
 
 def check_request(raw: bytes | bytearray, service: Service, chat: ChatId) -> bytes:
@@ -238,12 +238,12 @@ class Gateway:
         service: Service,
         chat: ChatId,
         ask: Ask,
-        outside: ssl.SSLContext,
+        proxy: Proxy,
         told: Callable[[Counts], object],
     ) -> None:
         self.counts = Counts()
-        self._service, self._chat, self._ask, self._outside = service, chat, ask, outside
-        self._told = told
+        self._service, self._chat, self._ask = service, chat, ask
+        self._proxy, self._told = proxy, told
         self._places = anyio.CapacityLimiter(_MOST_AT_ONCE)
         self._kept = list[Peer]()  # Connections to the service on which nothing is under way.
 
@@ -311,19 +311,19 @@ class Gateway:
 
     async def _answer(
         self, what: str, headers: Mapping[bytes, bytes], body: bytes | bytearray
-    ) -> AsyncGenerator[h11.Response | h11.Data | h11.EndOfMessage]:
+    ) -> AsyncGenerator[Answer]:
         """Send a request to the service, if it is allowed, and yield the answer as it arrives.
 
         Raises Refusal: it is not allowed, or the service failed, maybe in the middle of its answer.
         """
-        service, (method, _, target) = self._service, what.partition(" ")
-        asked = check_request(body, service, self._chat) if method == "POST" else b""
+        service = self._service
+        asked = check_request(body, service, self._chat) if what.startswith("POST ") else b""
         answer = await self._ask("key")
         if "refused" in answer:
             raise Refusal(403, answer["refused"])
         key = str(answer["key"]).encode("ascii")
         self._count_request(len(asked))
-        request = self._request(method, target, self._headers(headers, key, asked))
+        request = self._request(what, headers, key, asked)
         mask, usage, whole = Mask([key]), UsageReader(self.counts), False
         try:
             async with aclosing(self._exchange(request, asked)) as events:
@@ -346,9 +346,7 @@ class Gateway:
                 usage.cut()
                 self._told(self.counts)
 
-    async def _exchange(
-        self, request: h11.Request, body: bytes
-    ) -> AsyncGenerator[h11.Response | h11.Data | h11.EndOfMessage]:
+    async def _exchange(self, request: h11.Request, body: bytes) -> AsyncGenerator[Answer]:
         """Yield what the service answers; it may be silent for `silent_s`. Raises HUNG_UP."""
         async with self._reached() as server:
             with anyio.fail_after(self._service.silent_s):
@@ -367,9 +365,7 @@ class Gateway:
                 self._kept.append(server)
         yield h11.EndOfMessage()
 
-    def _passed(
-        self, event: h11.Response | h11.Data | h11.EndOfMessage, mask: Mask
-    ) -> h11.Response | h11.Data | h11.EndOfMessage:
+    def _passed(self, event: Answer, mask: Mask) -> Answer:
         """Return what is passed on of an event of the service. Raises Refusal: it cannot be."""
         if isinstance(event, h11.Data):
             return h11.Data(mask.text(bytes(event.data), more=True))
@@ -395,21 +391,19 @@ class Gateway:
         self.counts.requests += 1
         self.counts.sent += size
 
-    def _request(self, method: str, target: str, headers: dict[bytes, bytes]) -> h11.Request:
+    def _request(
+        self, what: str, given: Mapping[bytes, bytes], key: bytes, asked: bytes
+    ) -> h11.Request:
+        method, _, target = what.partition(" ")
         url = urlsplit(self._service.address(target))
         path = f"{url.path}?{url.query}" if url.query else url.path
-        return h11.Request(method=method, target=path, headers=[*headers.items()])
-
-    def _headers(
-        self, given: Mapping[bytes, bytes], key: bytes, asked: bytes
-    ) -> dict[bytes, bytes]:
-        host = urlsplit(self._service.url).netloc.encode("ascii")
         going = {name: given[name] for name in _GOING if name in given and given[name].isascii()}
         form = {b"content-type": b"application/json", b"accept-encoding": b"identity"}
         size = {b"content-length": b"%d" % len(asked)} if asked else {}
         name = self._service.header.encode("ascii")
         credentials = {name: key if name == b"x-api-key" else b"Bearer " + key}
-        return {b"host": host, **going, **credentials, **form, **size}
+        headers = {b"host": url.netloc.encode("ascii"), **going, **credentials, **form, **size}
+        return h11.Request(method=method, target=path, headers=[*headers.items()])
 
     @asynccontextmanager
     async def _reached(self) -> AsyncGenerator[Peer]:
@@ -432,7 +426,7 @@ class Gateway:
                 await anyio.aclose_forcefully(server.stream)
 
     async def _dial(self) -> Peer:
-        url, proxy = urlsplit(self._service.url), urlsplit(self._service.upstream)
+        url, proxy = urlsplit(self._service.url), urlsplit(self._proxy.upstream)
         host, is_tls = url.hostname or "", url.scheme == "https"
         port = url.port or (443 if is_tls else 80)
         # Without TLS the service is on this machine.
@@ -442,7 +436,7 @@ class Gateway:
             stream = await anyio.connect_tcp(proxy.hostname, proxy.port)
             await Peer(stream, h11.CLIENT).connect(f"{host}:{port}")
         if is_tls:
-            stream = await TLSStream.wrap(stream, hostname=host, ssl_context=self._outside)
+            stream = await TLSStream.wrap(stream, hostname=host, ssl_context=self._proxy.outside)
         return Peer(stream, h11.CLIENT)
 
     async def close_at_end(self) -> None:

@@ -26,9 +26,10 @@ class Keeper:
         self._known_s = -_GRANTS_S
         self._contexts: dict[Target, tuple[float, ssl.SSLContext]] = {}
 
-    def forget_grants(self) -> None:
-        """Ask for them again, for they have changed."""
+    def forget_grants(self) -> dict[str, Any]:
+        """Ask for them again, for they have changed; return an empty answer."""
         self._known_s = -_GRANTS_S
+        return {}
 
     async def grants(self) -> Sequence[EgressRule]:
         """Return the rules that a person has made for the chat."""

@@ -12,7 +12,7 @@ import struct
 from contextlib import suppress
 from pathlib import Path
 
-from mcp_sandbox.backends.bubblewrap.seccomp import lonely_program
+from mcp_sandbox.backends.bubblewrap.seccomp import program
 
 # Numbers of the calls on every machine, of include/uapi/linux/{landlock,prctl,seccomp}.h.
 _CREATE, _ADD, _RESTRICT = 444, 445, 446
@@ -40,9 +40,9 @@ def close_walls() -> None:
         _check(_libc.prctl(_SET_DUMPABLE, 1, 0, 0, 0))
     _check(_libc.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0))
     _refuse_files()
-    program = lonely_program(os.uname().machine, os.getpid())
-    code = ctypes.create_string_buffer(program, len(program))
-    fields = struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(code))
+    filtering = program(os.uname().machine, lonely=os.getpid())
+    code = ctypes.create_string_buffer(filtering, len(filtering))
+    fields = struct.pack("HxxxxxxP", len(filtering) // 8, ctypes.addressof(code))
     _check(_libc.prctl(_SET_SECCOMP, _FILTER, ctypes.create_string_buffer(fields), 0, 0))
 
 
