@@ -64,18 +64,18 @@ class Shares:
     @contextmanager
     def take(self, chat: ChatId) -> Generator[bool]:
         """Take one while the block lasts; yield False if there is no room."""
-        taken, most = self._taken, self._most
-        user = taken[chat.user] < most // 2 and taken.total() < 2 * most
-        if not (has_room := user and taken[chat] < most // 8):
-            yield has_room
-            return
-        names = (chat, chat.user)
-        taken.update(names)
+        taken, most, names = self._taken, self._most, (chat, chat.user)
+        has_room = (
+            taken[chat] < most // 8 and taken[chat.user] < most // 2 and taken.total() < 2 * most
+        )
+        taken.update(names if has_room else ())
         try:
             yield has_room
         finally:
-            taken.subtract(names)
-            self._taken = +taken
+            taken.subtract(names if has_room else ())
+            for name in names:
+                if not taken[name]:
+                    del taken[name]
 
 
 @dataclass(eq=False)

@@ -154,7 +154,7 @@ async def test_a_stream_that_the_program_leaves_early_costs_its_events(tmp_path:
                     break
         with anyio.fail_after(5):
             await service.gone.wait()
-            while run.gateway.counts.output_tokens == 1:
+            while run.gateway.counts.output_tokens < 4:
                 await anyio.sleep(0.01)
         assert run.gateway.counts.output_tokens == 4
 

@@ -5,6 +5,7 @@ import os
 import socket
 import struct
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import anyio
@@ -17,7 +18,7 @@ from mcp_sandbox.egress.link import BROKEN, Files, Link
 from mcp_sandbox.egress.secrets import Keys, Secrets
 from mcp_sandbox.egress.settings import read_egress_rules
 from mcp_sandbox.egress.targets import Target
-from mcp_sandbox.egress.ways_out import Way, WaysOut, open_ways_out
+from mcp_sandbox.egress.ways_out import Shares, Way, WaysOut, open_ways_out
 from mcp_sandbox.errors import StorageUnavailable
 from mcp_sandbox.models import ChatId
 from mcp_sandbox.runner.wire import protocol
@@ -180,3 +181,22 @@ async def test_a_start_that_fails_is_told_and_tried_again(monkeypatch: pytest.Mo
 def test_a_frame_is_that_of_a_runner() -> None:
     header = {"t": "x", "fds": 0}
     assert [*protocol.Decoder().feed(frame(header, b"y"))] == [(header, b"y")]
+
+
+def test_shares_are_given_back_in_whatever_order() -> None:
+    shares, (one, two, other) = Shares(16), [ChatId("u", each) for each in ("one", "two", "other")]
+    first, second, third = (shares.take(each) for each in (one, two, one))
+    assert first.__enter__()
+    assert second.__enter__()
+    first.__exit__(None, None, None)
+    assert third.__enter__()
+    second.__exit__(None, None, None)
+    with ExitStack() as stack:
+        # A chat may have an eighth, and a user half.
+        assert [stack.enter_context(shares.take(one)) for _ in range(2)] == [True, False]
+        names = [ChatId("u", str(number // 2)) for number in range(8)]
+        assert [stack.enter_context(shares.take(each)) for each in names].count(True) == 6
+        assert not stack.enter_context(shares.take(other))
+        assert stack.enter_context(shares.take(ChatId("v", "one")))
+    third.__exit__(None, None, None)
+    assert not shares._taken

@@ -1,8 +1,8 @@
 """What the kernel refuses to the process of the ways out, from the moment it serves.
 
 No file but what the C library reads to look up names, no writing, no program, no other process, no
-unix socket but those it has, no port to listen at. Landlock (Linux 5.13) where the kernel has it;
-seccomp, a user of its own where the server is root, and limits everywhere.
+unix socket but those it has, no port to listen at. Landlock (Linux 5.13) where the kernel has it,
+seccomp on x86-64 and aarch64, a user of its own where the server is root, and limits everywhere.
 """
 
 import ctypes
@@ -12,7 +12,7 @@ import struct
 from contextlib import suppress
 from pathlib import Path
 
-from mcp_sandbox.backends.bubblewrap.seccomp import program
+from mcp_sandbox.backends.bubblewrap.seccomp import REFUSED, program
 
 # Numbers of the calls on every machine, of include/uapi/linux/{landlock,prctl,seccomp}.h.
 _CREATE, _ADD, _RESTRICT = 444, 445, 446
@@ -40,10 +40,11 @@ def close_walls() -> None:
         _check(_libc.prctl(_SET_DUMPABLE, 1, 0, 0, 0))
     _check(_libc.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0))
     _refuse_files()
-    filtering = program(os.uname().machine, lonely=os.getpid())
-    code = ctypes.create_string_buffer(filtering, len(filtering))
-    fields = struct.pack("HxxxxxxP", len(filtering) // 8, ctypes.addressof(code))
-    _check(_libc.prctl(_SET_SECCOMP, _FILTER, ctypes.create_string_buffer(fields), 0, 0))
+    if (machine := os.uname().machine) in REFUSED:
+        filtering = program(machine, lonely=os.getpid())
+        code = ctypes.create_string_buffer(filtering, len(filtering))
+        fields = struct.pack("HxxxxxxP", len(filtering) // 8, ctypes.addressof(code))
+        _check(_libc.prctl(_SET_SECCOMP, _FILTER, ctypes.create_string_buffer(fields), 0, 0))
 
 
 def _limit() -> None:
