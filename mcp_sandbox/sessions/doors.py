@@ -94,7 +94,6 @@ class Egress:
         self.mount = Mount(certificates, CERTIFICATES, read_only=True)
         self._ways_out, self._keys = ways_out, keys
         self._rules, self._secrets = keys.rules, keys.secrets
-        self._ways: dict[ChatId, Way] = {}
         self._records, self._clock = ledger.records, ledger.clock
         self._places: dict[ChatId, dict[Target | None, HostTraffic]] = {}
 
@@ -105,7 +104,7 @@ class Egress:
             "bound": [*map(write_rule, self._secrets.bound(chat))],
         }
         told, asked = partial(self._told, chat), partial(self._answer, chat)
-        way = self._ways[chat] = Way("egress", said, told, asked)
+        way = Way("egress", said, told, asked)
         of = sandbox.open_channel, sandbox.token, tell
         return Door(self._ways_out, way, *of, at=PORT, most=_MOST, shared=True)
 
@@ -214,8 +213,6 @@ class Egress:
             return [asdict(grant) for grant in (*kept, *new)]
 
         await self._records.keep(chat, _NOTED, replaced, self._clock().wall_s)
-        if way := self._ways.get(chat):
-            await self._ways_out.ask("grants", way)
         return had
 
     async def check(self, text: str, chat: ChatId | None) -> Mapping[str, Any]:
@@ -269,7 +266,6 @@ class Egress:
     def forget(self, chat: ChatId) -> None:
         """Forget the connections of a chat, which was emptied or removed."""
         self._places.pop(chat, None)
-        self._ways.pop(chat, None)
 
     async def _answer(self, chat: ChatId, said: JsonObject) -> JsonObject:
         """Answer what the process of the ways out asks of a chat."""

@@ -171,7 +171,7 @@ class Child:
     def _egress(self, said: JsonObject, tell: Tell, ask: Ask) -> Way:
         keeper = Keeper(ask, [*map(read_rule, said["bound"])])
         connections = Connections(self._proxy, ChatId(*said["chat"]), keeper, tell)
-        return Way(self._tasks, connections.serve, keeper.forget_grants)
+        return Way(self._tasks, connections.serve)
 
     def _gateway(self, said: JsonObject, tell: Tell, ask: Ask) -> Way:
         service, chat = Service(**said["service"]), ChatId(*said["chat"])

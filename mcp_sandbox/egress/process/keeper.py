@@ -13,8 +13,7 @@ from mcp_sandbox.egress.rules import EgressRule, read_rule
 from mcp_sandbox.egress.targets import RefusedError, Target
 
 Ask = Callable[..., Awaitable[dict[str, Any]]]
-# How long an answer counts; grants are asked for anew but for connections that come in floods.
-_GRANTS_S, _LEAF_S, _MOST_LEAVES = 0.02, 3600.0, 64
+_LEAF_S, _MOST_LEAVES = 3600.0, 64
 
 
 class Keeper:
@@ -22,23 +21,12 @@ class Keeper:
 
     def __init__(self, ask: Ask, bound: Sequence[EgressRule] = ()) -> None:
         self._ask, self._bound = ask, bound
-        self._grants: Sequence[EgressRule] = ()
-        self._known_s = -_GRANTS_S
         self._contexts: dict[Target, tuple[float, ssl.SSLContext]] = {}
-
-    def forget_grants(self) -> dict[str, Any]:
-        """Ask for them again, for they have changed; return an empty answer."""
-        self._known_s = -_GRANTS_S
-        return {}
 
     async def grants(self) -> Sequence[EgressRule]:
         """Return the rules that a person has made for the chat."""
-        now_s = anyio.current_time()
-        if self._known_s + _GRANTS_S < now_s:
-            answer = await self._ask("grants")
-            self._grants = [read_rule(each) for each in answer["grants"]]
-            self._known_s = now_s
-        return self._grants
+        answer = await self._ask("grants")
+        return [read_rule(each) for each in answer.get("grants", ())]
 
     def is_bound(self, target: Target) -> bool:
         """Return whether requests to the target may carry a secret."""
