@@ -208,9 +208,11 @@ class WaysOut:
         )
 
     async def run(self) -> None:
-        """Keep the process running once it was wanted."""
+        """Keep the process running once it was wanted; wait ever longer if it ends at once."""
+        pause_s = _PAUSE_S
         while True:
             await self._wanted.wait()
+            began_s = anyio.current_time()
             try:
                 await self._serve()
             except (OSError, OperatorError) as exc:
@@ -222,7 +224,9 @@ class WaysOut:
                 way.change(0, lost)
             if not self._ways:
                 self._wanted = anyio.Event()
-            await anyio.sleep(_PAUSE_S)
+            lived = anyio.current_time() - began_s > _READY_S
+            pause_s = _PAUSE_S if lived else min(2 * pause_s, _READY_S)
+            await anyio.sleep(pause_s)
 
     async def _serve(self) -> None:
         """Start the process, and hear it until it ends."""
