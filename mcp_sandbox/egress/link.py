@@ -5,6 +5,7 @@ asks and gets an answer. What comes from that process is hostile: it reads what 
 """
 
 import logging
+import os
 import socket
 from array import array
 from collections import deque
@@ -25,7 +26,10 @@ logger = logging.getLogger(__name__)
 Files = Sequence[socket.socket]
 Told = Callable[[JsonObject, bytes, Files], None]
 Asked = Callable[[JsonObject], Awaitable[JsonObject]]
-BROKEN = (protocol.ProtocolError, LookupError, TypeError, ValueError, OverflowError)
+BROKEN = (
+    protocol.ProtocolError,
+    *(LookupError, TypeError, ValueError, AttributeError, OverflowError),
+)
 """What a message that is not as agreed raises, wherever it is read."""
 
 _BATCH, _MOST_FILES, _AT_A_STRETCH, _MOST_ASKED = 256 << 10, 4, 16, 1024
@@ -116,7 +120,11 @@ class Link:
         data, ancillary, flags, _ = self._socket.recvmsg(_BATCH, room, socket.MSG_CMSG_CLOEXEC)
         for _, _, numbers in ancillary:
             for each in array("i", numbers):
-                self._came.append(socket.socket(fileno=each))
+                try:
+                    self._came.append(socket.socket(fileno=each))
+                except OSError as exc:
+                    os.close(each)
+                    raise protocol.ProtocolError("a descriptor that is no socket") from exc
                 self._came[-1].setblocking(False)
         if flags & socket.MSG_CTRUNC or len(self._came) > _MOST_ASKED:
             raise protocol.ProtocolError("more descriptors than a message may have")

@@ -342,8 +342,9 @@ class Door:
         """Open it, and return when it has ended, or at once if it cannot be opened."""
         try:
             await self._ask_to_open()
-        except SandboxError as exc:
-            self.error = exc
+        except (SandboxError, OSError) as exc:
+            failed = f"no door can be opened: {exc}"
+            self.error = exc if isinstance(exc, SandboxError) else BackendUnavailable(failed)
             logger.info("a door is closed, and is tried again: %s", exc)
             return False
         self.error, self._said["at"] = None, self.way.port
@@ -356,12 +357,20 @@ class Door:
         link, way = await self._ways_out.up(), self.way
         channel = Channel(await self._open_channel(), self._token, "doors")
         await channel.prove()
+        theirs = self._ways_out.hand_over(channel.stream)
+        if link.ended:
+            theirs.close()
+            raise BackendUnavailable(LOST)
         way.change(0)
-        link.tell("channel", self._ways_out.hand_over(channel.stream), n=way.number, **self._said)
-        while not (way.port or way.problem):
-            await way.changed.wait()
-        if way.problem:
-            raise way.problem
+        link.tell("channel", theirs, n=way.number, **self._said)
+        with anyio.move_on_after(_READY_S) as limit:
+            while not (way.port or way.problem):
+                await way.changed.wait()
+        if limit.cancelled_caught:
+            # It does not even say that it cannot be opened, and is started anew.
+            link.close()
+        if way.problem or limit.cancelled_caught:
+            raise way.problem or BackendUnavailable(LOST)
 
 
 async def _start(link: socket.socket) -> Process:

@@ -278,7 +278,7 @@ class Egress:
     def _told(self, chat: ChatId, said: JsonObject, *_: object) -> None:
         """Count and log a connection; the latest places of the latest chats are kept."""
         target = Target(str(said["to"][0]), int(said["to"][1])) if said["to"] else None
-        word, why = str(said["word"]), str(said["why"])
+        word, why = str(said["word"]), str(said["why"]).encode("utf-8", "replace").decode()
         sent, received, duration_ms = map(int, said["sums"])
         places = self._places[chat] = self._places.pop(chat, {})
         place = places[target] = places.pop(target, HostTraffic())

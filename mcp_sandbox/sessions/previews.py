@@ -5,6 +5,7 @@ are taken, and their first heads read, by the process of the ways out; nothing i
 """
 
 import errno
+import logging
 import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import ExitStack, suppress
@@ -21,6 +22,8 @@ from mcp_sandbox.egress.ways_out import Way, WaysOut
 from mcp_sandbox.models import ChatId
 from mcp_sandbox.sessions.gate import Action, Gate
 from mcp_sandbox.sessions.sandbox.context import OpenSandbox, SessionContext
+
+logger = logging.getLogger(__name__)
 
 _MOST, _MOST_CONNECTIONS = 8, 64
 # A server inside may be restarting.
@@ -83,21 +86,28 @@ class _Preview:
 
     async def serve(self, listening: socket.socket, taken: ExitStack, gone: End) -> None:
         """Take connections until the sandbox ends or the gate closes."""
-        with taken:
-            async with anyio.create_task_group() as tasks:
+        try:
+            await self._serve(listening, gone)
+        except* OSError as group:
+            logger.warning("the preview at %s cannot be served: %s", self.name, group.exceptions[0])
+        finally:
+            taken.close()
 
-                async def end_with(end: End) -> None:
-                    await end()
-                    tasks.cancel_scope.cancel()
+    async def _serve(self, listening: socket.socket, gone: End) -> None:
+        async with anyio.create_task_group() as tasks:
 
-                def came(_: object, began: bytes, files: Files) -> None:
-                    tasks.start_soon(self._answer, files[0], began)
+            async def end_with(end: End) -> None:
+                await end()
+                tasks.cancel_scope.cancel()
 
-                tasks.start_soon(end_with, gone)
-                tasks.start_soon(end_with, self.gate.closing.wait)
-                way = Way("preview", {"name": self.name}, came, listening=listening)
-                async with self.ways_out.open(way):
-                    await anyio.sleep_forever()
+            def came(_: object, began: bytes, files: Files) -> None:
+                tasks.start_soon(self._answer, files[0], began)
+
+            tasks.start_soon(end_with, gone)
+            tasks.start_soon(end_with, self.gate.closing.wait)
+            way = Way("preview", {"name": self.name}, came, listening=listening)
+            async with self.ways_out.open(way):
+                await anyio.sleep_forever()
 
     async def _answer(self, came: socket.socket, began: bytes) -> None:
         """Serve a visitor whose first bytes carried the name."""

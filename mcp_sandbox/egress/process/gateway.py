@@ -323,6 +323,7 @@ class Gateway:
             raise Refusal(403, answer["refused"])
         key = str(answer["key"]).encode("ascii")
         self._count_request(len(asked))
+        self._told(self.counts)
         request = self._request(what, headers, key, asked)
         mask, usage, whole = Mask([key]), UsageReader(self.counts), False
         try:

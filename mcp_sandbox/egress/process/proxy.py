@@ -59,6 +59,8 @@ _MOST = 1024
 # A DNS look-up may hang for half a minute; look-ups of other chats do not wait for it.
 _MOST_LOOKING = 8
 _DIAL_S, _IDLE_S = 10.0, 15 * 60.0
+# How long grants count for the further requests of a connection.
+_GRANTS_S = 0.5
 # How long a half-closed connection may be silent; and how long a client may take to hang up.
 _ENDING_S, _LAST_S = 15.0, 1.0
 
@@ -254,6 +256,7 @@ class ProxiedConnection:
         self.chat = chat
         self._proxy, self._keeper, self._note = proxy, keeper, note
         self._grants: Sequence[EgressRule] = ()
+        self._known_s = 0.0
         self._looking = proxy.looking.setdefault(chat, anyio.CapacityLimiter(_MOST_LOOKING))
         self._idle, self._patience_s = anyio.CancelScope(), _IDLE_S
         self.end = self._idle.cancel
@@ -302,7 +305,7 @@ class ProxiedConnection:
 
     async def _serve(self) -> None:
         self._proxy.admit(self)
-        self._grants = await self._keeper.grants()
+        await self._learn_grants()
         request = await self._client.head(first=True)
         if not request or request.method != b"CONNECT":
             await self._requests(request)
@@ -318,6 +321,9 @@ class ProxiedConnection:
             async with self._dial(target, rule) as server:
                 await self._client.send(agreed)
                 await self._tunnel(target, server.stream)
+
+    async def _learn_grants(self) -> None:
+        self._grants, self._known_s = await self._keeper.grants(), anyio.current_time()
 
     def _judge(self, target: Target) -> EgressRule:
         rule, reason = self._proxy.rules.judge(target, self._grants)
@@ -401,6 +407,8 @@ class ProxiedConnection:
             request = await self._client.head()
 
     async def _pass_on(self, request: h11.Request, target: Target, path: bytes) -> None:
+        if anyio.current_time() - self._known_s > _GRANTS_S:
+            await self._learn_grants()
         rule, mask = self._judge(target), None
         headers = build_headers(request, target, path, secure=self._secure, read=rule.read)
         if self._secure:

@@ -8,6 +8,7 @@ import socket
 from collections.abc import Callable
 from contextlib import suppress
 from secrets import compare_digest
+from typing import ClassVar
 
 import anyio
 
@@ -29,9 +30,11 @@ class RefusedError(Exception):
 class Visitors:
     """Those who have connected to a preview called `name` and have not been let in yet."""
 
+    # Those of all previews: who comes to one takes no descriptors from all that is served.
+    _waiting: ClassVar[dict[anyio.CancelScope, None]] = {}
+
     def __init__(self, name: str, let_in: Callable[[socket.socket, bytes], object]) -> None:
         self._name, self._let_in = name, let_in
-        self._waiting: dict[anyio.CancelScope, None] = {}
 
     async def serve(self, listening: socket.socket) -> None:
         """Take connections; who has waited longest without a head leaves when it gets full."""
@@ -55,15 +58,20 @@ class Visitors:
 
     async def _receive(self, came: socket.socket, scope: anyio.CancelScope) -> None:
         client = SocketStream(came)
-        with scope, suppress(*HUNG_UP, TimeoutError):
-            async with client:
-                try:
-                    with anyio.fail_after(_HEAD_S):
-                        began = await _read_beginning(client, self._name)
-                    self._let_in(came.dup(), began)
-                except RefusedError as refused:
-                    await refuse(client, str(refused))
-        self._waiting.pop(scope, None)
+        try:
+            with scope, suppress(*HUNG_UP, TimeoutError):
+                async with client:
+                    await self._look_at(client, came)
+        finally:
+            self._waiting.pop(scope, None)
+
+    async def _look_at(self, client: SocketStream, came: socket.socket) -> None:
+        try:
+            with anyio.fail_after(_HEAD_S):
+                began = await _read_beginning(client, self._name)
+            self._let_in(came.dup(), began)
+        except RefusedError as refused:
+            await refuse(client, str(refused))
 
 
 async def _read_beginning(client: SocketStream, name: str) -> bytes:

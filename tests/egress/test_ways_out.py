@@ -1,0 +1,184 @@
+"""The server when the process of its ways out is hostile, stopped or killed at the worst moment."""
+
+import os
+import signal
+import socket
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+import pytest
+
+from mcp_sandbox.backends.local_socket import SocketStream
+from mcp_sandbox.egress import ways_out
+from mcp_sandbox.egress.link import Link
+from mcp_sandbox.egress.process import proxy
+from mcp_sandbox.egress.rules import EgressRules
+from mcp_sandbox.egress.secrets import Keys, Secrets
+from mcp_sandbox.egress.settings import load_trusted, parse_rule
+from mcp_sandbox.egress.ways_out import Door, Way, WaysOut, open_ways_out
+from mcp_sandbox.errors import BackendUnavailable
+from mcp_sandbox.models import ChatId
+from tests.egress.test_opened import Web
+from tests.egress.world import HOST, a_world
+
+CHAT = ChatId("local", "one")
+# A process that has been broken: it says that it serves, and then what a stranger likes.
+HOSTILE = """
+import json, os, socket, struct, sys
+line = socket.socket(fileno=int(sys.argv[1]))
+def say(header, files=()):
+    head = json.dumps(header).encode()
+    socket.send_fds(line, [struct.pack(">II", len(head), 0) + head], files)
+say({"t": "ready", "fds": 0})
+%s
+while line.recv(65536):
+    pass
+"""
+QUESTION = {"t": "fill", "fds": 0, "n": 1, "ask": 1, "host": "example.org", "port": 443}
+SAYINGS = {
+    "no-headers": f"say({QUESTION | {'headers': [[1, 2]]}})",
+    "headers-of-none": f"say({QUESTION | {'headers': None}})",
+    "no-sockets": "say({'t': 'x', 'fds': 2, 'n': 1}, os.pipe())",
+    "no-visitor": "say({'t': 'visitor', 'fds': 0, 'n': 1})",
+    "surrogates": "say({'t': 'log', 'fds': 0, 'line': '\\ud800'})",
+}
+
+
+@asynccontextmanager
+async def opened() -> AsyncGenerator[WaysOut]:
+    async with open_ways_out(partial(load_trusted, None)) as found:
+        yield found
+
+
+def process_of() -> int:
+    """The process of the ways out that this one has started."""
+    children = Path("/proc/self/task").glob("*/children")
+    pids = [int(each) for file in children for each in file.read_text().split()]
+    return next(p for p in pids if b"egress.process" in Path(f"/proc/{p}/cmdline").read_bytes())
+
+
+@pytest.mark.parametrize("saying", SAYINGS)
+async def test_whatever_it_says_the_server_goes_on(
+    monkeypatch: pytest.MonkeyPatch, saying: str
+) -> None:
+    async def leaf(host: str) -> bytes:
+        return host.encode()
+
+    rules = EgressRules((parse_rule("example.org"),))
+    keys, told = Keys(rules, leaf, Secrets({}, b"seed")), anyio.Event()
+
+    async def asked(said: dict[str, object]) -> dict[str, object]:
+        told.set()
+        return await keys.answer(CHAT, (), said)
+
+    monkeypatch.setattr(ways_out, "_START", HOSTILE % SAYINGS[saying])
+    async with opened() as found:
+        before = len(list(Path("/proc/self/fd").iterdir()))
+        async with found.open(Way("egress", {}, told=lambda said, *_: said["to"], asked=asked)):
+            with anyio.fail_after(20):
+                link = await found.up()
+                if "headers" in saying:
+                    await told.wait()
+                elif saying != "surrogates":
+                    while not link.ended:
+                        await anyio.sleep(0.01)
+                monkeypatch.undo()
+                while await found.up() is link and link.ended:
+                    await anyio.sleep(0.01)
+        assert len(list(Path("/proc/self/fd").iterdir())) <= before + 2
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+async def test_a_door_comes_back_whenever_the_process_goes(
+    monkeypatch: pytest.MonkeyPatch, how: signal.Signals
+) -> None:
+    monkeypatch.setattr(ways_out, "_READY_S", 1.0)
+    kept, tries = list[socket.socket](), 0
+
+    async def channel() -> SocketStream:
+        nonlocal tries
+        tries += 1
+        if tries == 1:
+            os.kill(await anyio.to_thread.run_sync(process_of), how)
+        if tries > 1:
+            came.set()
+        ours, theirs = socket.socketpair()
+        kept.append(theirs)
+        ours.setblocking(False)
+        return SocketStream(ours)
+
+    async def proved(_: object) -> None:
+        """Take whatever answers for the runner."""
+
+    monkeypatch.setattr("mcp_sandbox.runtime.channel.Channel.prove", proved)
+    monkeypatch.setattr(ways_out, "_AGAIN_S", 0.1)
+    came = anyio.Event()
+    async with opened() as found:
+        way = Way("egress", {"chat": ["local", "one"], "bound": []})
+        door = Door(found, way, channel, b"t" * 32)
+        async with found.open(way), anyio.create_task_group() as tasks:
+            with anyio.fail_after(20):
+                await found.up()
+                tasks.start_soon(door.run)
+                await came.wait()
+            tasks.cancel_scope.cancel()
+    for each in kept:
+        each.close()
+
+
+async def test_a_server_without_descriptors_tries_its_door_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ways_out, "_AGAIN_S", 0.1)
+    tries = 0
+
+    async def channel() -> SocketStream:
+        nonlocal tries
+        tries += 1
+        raise OSError(24, "Too many open files")
+
+    async with opened() as found:
+        way = Way("egress", {"chat": ["local", "one"], "bound": []})
+        door = Door(found, way, channel, b"t" * 32)
+        async with found.open(way), anyio.create_task_group() as tasks:
+            tasks.start_soon(door.run)
+            with anyio.fail_after(20):
+                while tries < 2:
+                    await anyio.sleep(0.01)
+            assert isinstance(door.error, BackendUnavailable)
+            assert "Too many open files" in str(door.error)
+            tasks.cancel_scope.cancel()
+
+
+async def test_what_is_told_to_an_ended_link_is_closed() -> None:
+    ours, theirs = socket.socketpair()
+    link = Link(ours, lambda *_: None, lambda _: anyio.lowlevel.checkpoint())  # type: ignore[arg-type, return-value]
+    theirs.close()
+    await link.run()
+    given, kept = socket.socketpair()
+    link.tell("stream", given)
+    assert given.fileno() == -1
+    kept.close()
+
+
+async def test_a_grant_that_is_taken_back_ends_with_the_next_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(proxy, "_GRANTS_S", 0.0)
+    async with a_world(tmp_path / "world") as world:
+        port = await world.listen(Web(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"))
+        await world.allow(port)
+        world.grants = [*world.proxy.rules.allow]
+        world.proxy.rules = replace(world.proxy.rules, allow=())
+        asked = f"GET http://{HOST}:{port}/ HTTP/1.1\r\nHost: {HOST}:{port}\r\n\r\n".encode()
+        async with await world.connect() as stream:
+            await stream.send(asked)
+            assert b" 200 " in await stream.receive()
+            world.grants = []
+            await stream.send(asked)
+            assert b" 403 " in await stream.receive()
