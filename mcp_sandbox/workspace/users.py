@@ -114,9 +114,11 @@ def unite(data_root: Path, paths: list[bytes], users: SandboxUsers) -> int:
 def open_users(data_root: Path, wanted: str) -> SandboxUsers:
     """Return the users of a data root: of the range that is `wanted`, else picked once. Blocks.
 
-    Raises ConfigError: none is free.
+    Raises ConfigError: none is free, or another data root has some of what is wanted.
     """
     with layout.sandbox_directory(data_root), locked(data_root / "sandbox" / "users.lock"):
+        if wanted:
+            _claim(data_root, wanted)
         return SandboxUsers(find_range(data_root, wanted) or _pick(data_root))
 
 
@@ -133,6 +135,31 @@ def _read(note: Path) -> dict[str, Any]:
     return {}
 
 
+@contextmanager
+def _others(data_root: Path) -> Generator[dict[str, list[int]]]:
+    """Yield the ranges of other data roots; what the block adds is noted. Raises OSError."""
+    with locked(_RANGES.with_suffix(".lock")):
+        there = {root: pair for root, pair in _read(_RANGES).items() if Path(root).is_dir()}
+        noted = {root: pair for root, pair in there.items() if isinstance(pair, list)}
+        noted.pop(str(data_root), None)
+        yield noted
+        write_note(_RANGES, noted)
+
+
+def _claim(data_root: Path, wanted: str) -> None:
+    found = find_range(data_root, wanted)
+    # Who cannot write there names ranges that are apart.
+    with suppress(OSError), _others(data_root) as others:
+        for root, (start, stop) in others.items():
+            if found and found.start < stop and start < found.stop:
+                raise ConfigError(
+                    f"sandbox.uid_range: {root} has the user ids {start}-{stop - 1}, and {wanted} "
+                    "has some of them: name another range, apart from that"
+                )
+        if found:
+            others[str(data_root)] = [found.start, found.stop]
+
+
 def _pick(data_root: Path) -> range:
     """Return a range that no account, container or other data root of this machine has."""
     taken = [range(each.pw_uid, each.pw_uid + 1) for each in pwd.getpwall()]
@@ -141,13 +168,12 @@ def _pick(data_root: Path) -> range:
     there = _find_ranges(r"^ *(\d+) +\d+ +(\d+)$", Path("/proc/self/uid_map"))
     why = "none are free"
     try:
-        with locked(_RANGES.with_suffix(".lock")):
-            others = {start: root for start, root in _read(_RANGES).items() if Path(root).is_dir()}
-            taken += [range(int(start), int(start) + _COUNT) for start in others]
+        with _others(data_root) as others:
+            taken += [range(*pair) for pair in others.values()]
             for found in (range(start, start + _COUNT) for start in _STARTS):
                 is_free = all(found.start >= a.stop or a.start >= found.stop for a in taken)
                 if is_free and any(found[0] in each and found[-1] in each for each in there):
-                    write_note(_RANGES, {**others, str(found.start): str(data_root)})
+                    others[str(data_root)] = [found.start, found.stop]
                     note = {"range": (found.start, found.stop)}
                     write_note(data_root / "sandbox" / "users", note)
                     return found

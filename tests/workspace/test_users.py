@@ -8,7 +8,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from mcp_sandbox.errors import CapacityReached, StorageUnavailable
+from mcp_sandbox.errors import CapacityReached, ConfigError, StorageUnavailable
 from mcp_sandbox.models import ChatId
 from mcp_sandbox.workspace.directory import ChatDirectories, Workspaces
 from mcp_sandbox.workspace.pool import PoolFolder
@@ -167,7 +167,10 @@ def test_data_roots_have_ranges_apart_that_stay_theirs(tmp_path: Path) -> None:
     assert two
     assert len(one) == len(two) == 65_536
     assert not set(one) & set(two)
-    assert open_users(roots[0], "70000-70009").find(70_009) == (70_009, 70_009)
+    # Those of earlier runs are on this machine's list, too.
+    start = 1_800_000_000 + os.getpid() * 20
+    last = start + 9
+    assert open_users(roots[0], f"{start}-{last}").find(last) == (last, last)
     assert find_range(roots[0]) == one
 
 
@@ -191,3 +194,19 @@ async def test_no_number_is_given_while_it_cannot_be_seen_whose_they_are(
         await workspaces.open(ChatId("ann", "c2"))
     monkeypatch.undo()
     assert (await workspaces.open(ChatId("ann", "c2"))).user == (FIRST + 1, FIRST + 1)
+
+
+def test_a_range_that_another_data_root_has_is_refused_and_noted(tmp_path: Path) -> None:
+    one, two, three = [tmp_path / name for name in ("one", "two", "three")]
+    picked = open_users(one, "").numbers
+    with pytest.raises(ConfigError, match=f"{one} has the user ids"):
+        open_users(two, f"{picked.start + 5}-{picked.start + 9}")
+    # Those of earlier runs are on this machine's list, too.
+    start = 1_900_000_000 + os.getpid() * 20
+    wanted, found = f"{start}-{start + 9}", range(start, start + 10)
+    assert open_users(two, wanted).numbers == found
+    # Again, as after a restart, and beside it.
+    assert open_users(two, wanted).numbers == found
+    with pytest.raises(ConfigError, match=f"{two} has the user ids"):
+        open_users(three, f"{start + 9}-{start + 20}")
+    assert open_users(three, f"{start + 10}-{start + 19}").numbers.start == start + 10
