@@ -212,7 +212,7 @@ on_bubblewrap = pytest.mark.parametrize("backend_name", [BUBBLEWRAP], indirect=T
 
 @on_bubblewrap
 async def test_a_range_that_is_used_up_is_told_and_no_user_is_shared(config: Config) -> None:
-    first = 1 << 30
+    first = (1 << 30) + os.getpid() * 4
     users = SandboxConfig(uid_range=f"{first}-{first + 1}")
     async with open_manager(config.model_copy(update={"sandbox": users})) as manager:
         for chat in (ANN, BEN):
