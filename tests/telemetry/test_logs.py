@@ -62,7 +62,7 @@ def test_long_values_are_cut_and_the_chatter_of_others_is_left_out(
 
 
 _WRITER = """
-import logging, sys, threading
+import logging, os, sys, threading
 from pathlib import Path
 from mcp_sandbox.telemetry import logs
 logs.configure("text", Path(sys.argv[1]))
@@ -73,7 +73,8 @@ def write(who):
 threads = [threading.Thread(target=write, args=(sys.argv[2] + each,)) for each in "ab"]
 for each in threads: each.start()
 for each in threads: each.join()
-print(f"{sys.argv[2]}p -1 not by the log", file=sys.stderr)
+# In one write, as each line of the log is.
+os.write(2, f"{sys.argv[2]}p -1 not by the log\\n".encode())
 """
 
 
