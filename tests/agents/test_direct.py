@@ -188,7 +188,7 @@ async def test_an_answer_that_stays_out_ends_with_its_time_limit(
     config: Config, service: Service
 ) -> None:
     service.answer = silence
-    async with open_agent("talker", timeout_s=0.3, config=config) as agent:
+    async with open_agent("talker", timeout_s=3, config=config) as agent:
         last = await agent.execute(TALK)
     assert (last.content, last.is_error) == ("Good ", True)
     assert last.reason.startswith("timeout: ")
