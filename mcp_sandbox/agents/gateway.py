@@ -13,8 +13,9 @@ import h11
 
 from mcp_sandbox.agents.connectors import Connector
 from mcp_sandbox.config import RunConfig
+from mcp_sandbox.egress.link import HUNG_UP
 from mcp_sandbox.egress.process.gateway import Counts, Service
-from mcp_sandbox.egress.process.http_requests import HUNG_UP, Peer
+from mcp_sandbox.egress.process.http_requests import Peer
 from mcp_sandbox.egress.targets import RefusedError
 from mcp_sandbox.egress.ways_out import Way, WaysOut
 from mcp_sandbox.errors import OperatorError

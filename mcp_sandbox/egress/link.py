@@ -23,6 +23,7 @@ from mcp_sandbox.runtime.channel import own_tasks
 
 logger = logging.getLogger(__name__)
 
+HUNG_UP = (anyio.BrokenResourceError, anyio.ClosedResourceError, anyio.EndOfStream, OSError)
 Files = Sequence[socket.socket]
 Told = Callable[[JsonObject, bytes, Files], None]
 Asked = Callable[[JsonObject], Awaitable[JsonObject]]

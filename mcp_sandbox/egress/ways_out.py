@@ -21,8 +21,7 @@ import anyio
 from anyio.abc import ByteStream, Process, TaskGroup
 
 from mcp_sandbox.backends.local_socket import SocketStream
-from mcp_sandbox.egress.link import Files, Link
-from mcp_sandbox.egress.process.visitors import HUNG_UP
+from mcp_sandbox.egress.link import HUNG_UP, Files, Link
 from mcp_sandbox.egress.process.walls import NAMES
 from mcp_sandbox.egress.rules import EgressRules, write_rule
 from mcp_sandbox.errors import BackendUnavailable, Busy, OperatorError, SandboxError, SandboxGone

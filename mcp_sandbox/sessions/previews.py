@@ -16,8 +16,8 @@ import anyio
 
 from mcp_sandbox import errors
 from mcp_sandbox.backends.local_socket import SocketStream
-from mcp_sandbox.egress.link import Files
-from mcp_sandbox.egress.process.visitors import HUNG_UP, refuse
+from mcp_sandbox.egress.link import HUNG_UP, Files
+from mcp_sandbox.egress.process.visitors import refuse
 from mcp_sandbox.egress.ways_out import Way, WaysOut
 from mcp_sandbox.models import ChatId
 from mcp_sandbox.sessions.gate import Action, Gate

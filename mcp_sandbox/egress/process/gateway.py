@@ -23,7 +23,8 @@ import h11
 from anyio.abc import ByteStream, SocketAttribute
 from anyio.streams.tls import TLSStream
 
-from mcp_sandbox.egress.process.http_requests import HUNG_UP, Peer, explain_failure
+from mcp_sandbox.egress.link import HUNG_UP
+from mcp_sandbox.egress.process.http_requests import Peer, explain_failure
 from mcp_sandbox.egress.process.keeper import Ask
 from mcp_sandbox.egress.process.mask import Mask
 from mcp_sandbox.egress.process.proxy import Proxy

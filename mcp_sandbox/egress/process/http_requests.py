@@ -16,6 +16,7 @@ import h11
 from anyio.abc import ByteStream
 from anyio.streams.tls import TLSAttribute
 
+from mcp_sandbox.egress.link import HUNG_UP
 from mcp_sandbox.egress.process.mask import Header, Mask
 from mcp_sandbox.egress.targets import Refusal, RefusedError, Target, parse_target
 
@@ -23,7 +24,6 @@ Events = list[h11.Event]
 BATCH = 256 * 1024
 """Bytes read at once: all TLS records received so far, passed on in one write."""
 HEAD_S = 10.0
-HUNG_UP = (anyio.BrokenResourceError, anyio.ClosedResourceError, anyio.EndOfStream, OSError)
 _MOST_HEAD, _MOST_TARGET = 32 * 1024, 8 * 1024
 STATUS: dict[Refusal, int] = {
     "target": 400,

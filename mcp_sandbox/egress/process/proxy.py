@@ -22,10 +22,10 @@ from anyio.abc import ByteStream
 from anyio.streams.buffered import BufferedByteStream
 from anyio.streams.tls import TLSStream
 
+from mcp_sandbox.egress.link import HUNG_UP
 from mcp_sandbox.egress.process.http_requests import (
     BATCH,
     HEAD_S,
-    HUNG_UP,
     STATUS,
     Peer,
     begin,

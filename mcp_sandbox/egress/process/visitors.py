@@ -13,6 +13,7 @@ from typing import ClassVar
 import anyio
 
 from mcp_sandbox.backends.local_socket import SocketStream
+from mcp_sandbox.egress.link import HUNG_UP
 
 _MOST_WAITING = 64
 _MOST_HEAD, _HEAD_S = 16 * 1024, 10.0
@@ -20,7 +21,6 @@ _MOST_HEAD, _HEAD_S = 16 * 1024, 10.0
 _LAST_S, _TRY_AGAIN_S = 1.0, 0.1
 _REQUEST = re.compile(rb"\S+ [/*]\S* HTTP/1\.[01]\r\n")
 _HOST = re.compile(rb"^host[ \t]*:[ \t]*([^\r\n]*)", re.IGNORECASE | re.MULTILINE)
-HUNG_UP = (OSError, anyio.BrokenResourceError, anyio.ClosedResourceError, anyio.EndOfStream)
 
 
 class RefusedError(Exception):
