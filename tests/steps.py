@@ -8,6 +8,7 @@ count, of which a process that has run thousands of tests has much.
 import asyncio
 import gc
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from types import CodeType
@@ -19,27 +20,35 @@ _TESTS = ("_run_tests_and_fixtures", "wrapper")
 _run_step = asyncio.Handle._run
 
 
+class _Garbage(threading.local):
+    """What the collection of garbage took of one thread: two threads may be in it at once."""
+
+    begun_s = took_s = 0.0
+
+    def note(self, phase: str, _: object) -> None:
+        if phase == "start":
+            self.begun_s = time.thread_time()
+        else:
+            self.took_s += time.thread_time() - self.begun_s
+
+
 def watch(note: Callable[[str], object], *, tests_too: bool = False) -> None:
     """Note from now on the long steps of all loops of this process, a line for each."""
 
-    collecting = {"start": 0.0, "stop": 0.0}  # Sums of clocks: their difference is what it took.
-
-    def collected(phase: str, _: object) -> None:
-        collecting[phase] += time.thread_time()
+    garbage = _Garbage()
 
     def run(handle: asyncio.Handle) -> None:
         modules, begun_s = len(sys.modules), time.thread_time()
-        before_s = collecting["stop"] - collecting["start"]
+        before_s = garbage.took_s
         _run_step(handle)
-        garbage_s = collecting["stop"] - collecting["start"] - before_s
-        took_s = time.thread_time() - begun_s - garbage_s
+        took_s = time.thread_time() - begun_s - (garbage.took_s - before_s)
         if took_s > LIMIT_S and len(sys.modules) == modules:
             stack = list(_stack_of(getattr(handle, "_callback", None)))
             if tests_too or not _is_a_tests(stack):
                 where = " > ".join(f"{code.co_filename}:{code.co_name}" for code in stack)
                 note(f"{took_s * 1000:.0f} ms in a step of {where or handle}\n")
 
-    gc.callbacks.append(collected)
+    gc.callbacks.append(garbage.note)
     asyncio.Handle._run = run  # type: ignore[assignment, method-assign]
 
 
