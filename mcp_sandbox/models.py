@@ -172,13 +172,15 @@ class RunnerHello:
     """What the runner says of itself when a connection opens; `project` is /project, if there.
 
     `workspace_inode` and `workspace_changed_ns` (its ctime) tell which directory /workspace is;
-    gVisor passes on only the second.
+    gVisor passes on only the second. `life` is another one each time a runner starts; "" if it is
+    an older version, which has none.
     """
 
     python: str
     workspace_inode: int
     workspace_changed_ns: int
     project: FolderIdentity | None = None
+    life: str = ""
 
 
 @dataclass(frozen=True)

@@ -313,6 +313,7 @@ class Channel:
             workspace_inode=int(welcome["workspace_inode"]),
             workspace_changed_ns=int(welcome["workspace_changed_ns"]),
             project=None if project is None else FolderIdentity(*map(int, project)),
+            life=str(welcome.get("life", "")),
         )
         self.background = read_background(welcome)
         self._note_ended({"processes": welcome["ended"]})

@@ -63,6 +63,7 @@ class Server:
             self._tell_background, lambda row: self._tell_all({"t": "ended", "processes": [row]})
         )
         self._told: dict[str, Any] = describe_processes([])
+        self._life = os.urandom(8).hex()
         self.used_at = time.monotonic()
         self._retiring: Connection | None = None
         self._connections: set[Connection] = set()
@@ -181,6 +182,7 @@ class Server:
             "workspace_changed_ns": workspace.st_ctime_ns,
             "project": _identify_folder(_PROJECT),
             "ended": self._table.untold(),
+            "life": self._life,
             **self._told,
         }
 
