@@ -7,9 +7,10 @@ asks and gets an answer. What comes from that process is hostile: it reads what 
 import logging
 import os
 import socket
+import time
 from array import array
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
 from itertools import count
 
@@ -36,6 +37,22 @@ BROKEN = (
 _BATCH, _MOST_FILES, _AT_A_STRETCH, _MOST_ASKED = 256 << 10, 4, 16, 1024
 
 
+class Rate:
+    """So many at once, and so many a second."""
+
+    def __init__(self, burst: float, per_s: float) -> None:
+        self._burst, self._per_s = burst, per_s
+        self._left, self._when_s = burst, 0.0
+
+    def take(self) -> float:
+        """Take one; return after how many seconds it may be used."""
+        now_s = time.monotonic()
+        more = (now_s - self._when_s) * self._per_s
+        left = min(self._burst, self._left + more) - 1
+        self._left, self._when_s = max(-self._burst, left), now_s
+        return max(0.0, -self._left / self._per_s)
+
+
 class Link:
     """One end. `told` gets what is told, `asked` answers; the messages are told in their order."""
 
@@ -43,6 +60,7 @@ class Link:
         sock.setblocking(False)
         self._socket, self._told, self._asked = sock, told, asked
         self._decoder = protocol.Decoder()
+        self._frames: Iterator[tuple[JsonObject, bytes]] = iter(())
         self._came = deque[socket.socket]()
         self._going = deque[tuple[bytes, Files]]()
         self._more = anyio.Event()
@@ -55,9 +73,11 @@ class Link:
         try:
             async with own_tasks() as self._tasks:
                 self._tasks.start_soon(self._write)
-                while self.drain():
-                    await checkpoint()
-                    await anyio.wait_readable(self._socket)
+                while not self.ended:
+                    if self.drain():
+                        await checkpoint()
+                    else:
+                        await anyio.wait_readable(self._socket)
         finally:
             self.ended = True
             self._answered.set()
@@ -93,20 +113,24 @@ class Link:
         finally:
             del self._answers[number]
 
-    def drain(self) -> bool:
-        """Take what has come by now; return False if nothing more will come."""
+    def drain(self, most: int = _AT_A_STRETCH) -> bool:
+        """Take so much of what has come by now; return whether there may be more."""
         try:
-            for _ in range(_AT_A_STRETCH):
-                if self.ended or not (data := self._receive()):
-                    return False
-                for header, payload in self._decoder.feed(data):
-                    self._take(header, payload)
+            for _ in range(most):
+                if self.ended:
+                    break
+                if frame := next(self._frames, None):
+                    self._take(*frame)
+                elif data := self._receive():
+                    self._frames = self._decoder.feed(data)
+                else:
+                    self.close()
         except BlockingIOError:
-            return True
-        except ConnectionError:
             return False
+        except ConnectionError:
+            self.close()
         except (*BROKEN, OSError) as exc:
-            logger.warning("the process of the ways out broke what is agreed: %s", exc)
+            logger.warning("the process of the ways out broke what is agreed: %.200s", exc)
             self.close()
         return not self.ended
 
@@ -127,7 +151,7 @@ class Link:
                     os.close(each)
                     raise protocol.ProtocolError("a descriptor that is no socket") from exc
                 self._came[-1].setblocking(False)
-        if flags & socket.MSG_CTRUNC or len(self._came) > _MOST_ASKED:
+        if flags & socket.MSG_CTRUNC or len(self._came) > 2 * _MOST_FILES:
             raise protocol.ProtocolError("more descriptors than a message may have")
         return data
 
@@ -145,17 +169,19 @@ class Link:
             self._told(header, payload, files)
             return
         self._asking += 1
-        if self._asking > _MOST_ASKED:
+        # Answers that it does not read count, too.
+        if self._asking + len(self._going) > _MOST_ASKED:
             raise protocol.ProtocolError("too much is asked at once")
-        self._tasks.start_soon(self._answer, header)
+        self._tasks.start_soon(self._answer, int(header["ask"]), header)
 
-    async def _answer(self, header: JsonObject) -> None:
+    async def _answer(self, number: int, header: JsonObject) -> None:
         try:
-            answer = await self._asked(header)
+            # An answer that is too long for a message is none.
+            self.tell("answer", of=number, **(await self._asked(header)))
         except (*BROKEN, SandboxError) as exc:
-            answer = {"refused": f"it cannot be answered: {exc}", "verdict": "failed"}
+            why = f"it cannot be answered: {str(exc)[:200]}"
+            self.tell("answer", of=number, refused=why, verdict="failed")
         self._asking -= 1
-        self.tell("answer", of=header["ask"], **answer)
 
     def _flush(self) -> None:
         while self._going and not self.ended:

@@ -4,6 +4,7 @@ The process has no key: what needs one it asks for, by the number of a way. It i
 first need, and again when it ends: connections that were open are lost then, and nothing else is.
 """
 
+import json
 import logging
 import os
 import socket
@@ -21,11 +22,12 @@ import anyio
 from anyio.abc import ByteStream, Process, TaskGroup
 
 from mcp_sandbox.backends.local_socket import SocketStream
-from mcp_sandbox.egress.link import HUNG_UP, Files, Link
+from mcp_sandbox.egress.link import HUNG_UP, Files, Link, Rate
 from mcp_sandbox.egress.process.walls import NAMES
 from mcp_sandbox.egress.rules import EgressRules, write_rule
 from mcp_sandbox.errors import BackendUnavailable, Busy, OperatorError, SandboxError, SandboxGone
 from mcp_sandbox.models import ChatId
+from mcp_sandbox.runner.wire.protocol import MAX_PAYLOAD, ProtocolError
 from mcp_sandbox.runtime.call import JsonObject
 from mcp_sandbox.runtime.channel import Channel, own_tasks
 
@@ -37,6 +39,8 @@ _START = (
 )
 # How long it may take to serve; how soon it is started again; how long it may take to end.
 _READY_S, _PAUSE_S, _END_S = 10.0, 0.2, 1.0
+# How soon it has to answer; after two that it does not, it is taken for stuck.
+_ASKED_S = 5.0
 # Kept for what is no connection, and the most that it makes sense to have of these.
 _KEPT_FILES, _MOST = 256, 1024
 # How long a call waits for a door, and how soon one is tried again without a call.
@@ -128,11 +132,12 @@ class WaysOut:
             "upstream": upstream,
             "most": most_connections(),
         }
-        self.visitors = Shares(most_connections())
+        self.visitors, self.refused = Shares(most_connections()), Shares(most_connections())
         self._ways: dict[int, Way] = {}
-        self._numbers = count(1)
+        self._numbers, self._lines = count(1), Rate(100, 1.0)
         self._wanted, self._ready = anyio.Event(), anyio.Event()
         self._link: Link | None = None
+        self._is_looking = False
         self._problem: OperatorError | None = None  # Why the last attempt to start it failed.
 
     @asynccontextmanager
@@ -141,9 +146,9 @@ class WaysOut:
         way.number = next(self._numbers)
         self._ways[way.number] = way
         self.begin()
-        if self._link:
-            self._tell_way(self._link, way)
         try:
+            if self._link:
+                self._tell_way(self._link, way)
             yield way
         finally:
             del self._ways[way.number]
@@ -157,19 +162,22 @@ class WaysOut:
     def take_news(self) -> None:
         """Take what the process has told by now."""
         if self._link:
-            self._link.drain()
+            self._link.drain(_MOST)
 
     def renew_soon(self) -> None:
         """Have the process started anew if names are looked up by other files than when it began.
 
         It can read only those that there were.
         """
-        self._tasks.start_soon(self._renew)
+        if self._link and not self._is_looking:
+            self._is_looking = True
+            self._tasks.start_soon(self._renew, self._link)
 
-    async def _renew(self) -> None:
-        if self._link and await anyio.to_thread.run_sync(_identify_names) != self._names:
+    async def _renew(self, link: Link) -> None:
+        if await anyio.to_thread.run_sync(_identify_names) != self._names:
             logger.warning("names are looked up in another way now")
-            self._link.close()
+            link.close()
+        self._is_looking = False
 
     async def ask(self, what: str, way: Way) -> JsonObject:
         """Ask the process; the answer is empty if it has ended."""
@@ -214,7 +222,7 @@ class WaysOut:
             began_s = anyio.current_time()
             try:
                 await self._serve()
-            except (OSError, OperatorError) as exc:
+            except (OSError, OperatorError, ProtocolError) as exc:
                 self._problem = exc if isinstance(exc, OperatorError) else None
                 logger.warning("the process of the ways out cannot be started: %s", exc)
                 self._end_wait()
@@ -244,11 +252,16 @@ class WaysOut:
 
     async def _hear(self, process: Process, link: Link, trusted: bytes) -> None:
         try:
-            link.tell("begin", payload=trusted, **self._settings)
+            begun = json.dumps({**self._settings, "trusted": trusted.decode("ascii")}).encode()
+            for at in range(0, len(begun), MAX_PAYLOAD):
+                more = at + MAX_PAYLOAD < len(begun)
+                link.tell("begin", payload=begun[at : at + MAX_PAYLOAD], more=more)
             for way in self._ways.values():
                 self._tell_way(link, way)
             self._link = link
-            await link.run()
+            async with own_tasks() as tasks:
+                tasks.start_soon(_watch, link)
+                await link.run()
         finally:
             self._link = None
             self._end_wait()
@@ -274,7 +287,9 @@ class WaysOut:
             self._ready.set()
             return
         if said["t"] == "log":
-            logger.warning("%s", str(said["line"])[:500].encode("unicode_escape").decode("ascii"))
+            line = str(said["line"])[:500].encode("unicode_escape").decode("ascii")
+            if not self._lines.take():
+                logger.warning("%s", line)
             return
         way = self._ways.get(said["n"])
         if way and said["t"] == "open":
@@ -386,6 +401,17 @@ async def _start(link: socket.socket) -> Process:
         start_new_session=True,
         pass_fds=(link.fileno(),),
     )
+
+
+async def _watch(link: Link) -> None:
+    """End a process that no longer answers: all that it serves would wait for it."""
+    missed = 0
+    while missed < 2 and not link.ended:
+        await anyio.sleep(_ASKED_S)
+        with anyio.move_on_after(_ASKED_S) as limit, suppress(anyio.BrokenResourceError):
+            await link.ask("alive", n=0)
+        missed = limit.cancelled_caught and missed + 1
+    link.close()
 
 
 async def _carry(stream: ByteStream, line: SocketStream) -> None:

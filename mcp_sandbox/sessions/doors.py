@@ -11,14 +11,14 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from mcp_sandbox.audit import Audit
 from mcp_sandbox.backends.base import Sandbox
 from mcp_sandbox.egress.rules import PORTS, EgressRule, write_rule
 from mcp_sandbox.egress.secrets import Keys
 from mcp_sandbox.egress.settings import parse_rule
-from mcp_sandbox.egress.targets import HERE, RefusedError, Target, parse_target
+from mcp_sandbox.egress.targets import HERE, Refusal, RefusedError, Target, parse_target
 from mcp_sandbox.egress.ways_out import Door, Way, WaysOut
 from mcp_sandbox.errors import InvalidArgument, NotFound, NotPermitted, StorageUnavailable
 from mcp_sandbox.models import CERTIFICATES, ChatId, Mount
@@ -38,6 +38,7 @@ _VARIABLES = {
     **dict.fromkeys(("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "NODE_EXTRA_CA_CERTS"), _BUNDLE),
     "NODE_USE_ENV_PROXY": "1",
 }
+_WORDS = ("allowed", *get_args(Refusal))
 _NOTED = "egress"  # The key of a chat's record for its grants.
 _MOST_CHATS, _MOST_PLACES, _MOST_TOLD, _MOST = 1000, 100, 5, 128
 
@@ -277,8 +278,10 @@ class Egress:
 
     def _told(self, chat: ChatId, said: JsonObject, *_: object) -> None:
         """Count and log a connection; the latest places of the latest chats are kept."""
-        target = Target(str(said["to"][0]), int(said["to"][1])) if said["to"] else None
-        word, why = str(said["word"]), str(said["why"]).encode("utf-8", "replace").decode()
+        # It comes from the process that strangers talk to: none of it may grow without end.
+        target = Target(str(said["to"][0])[:253], int(said["to"][1])) if said["to"] else None
+        why = str(said["why"])[:500].encode("utf-8", "replace").decode()
+        word = _WORDS[_WORDS.index(said["word"])]
         sent, received, duration_ms = map(int, said["sums"])
         places = self._places[chat] = self._places.pop(chat, {})
         place = places[target] = places.pop(target, HostTraffic())

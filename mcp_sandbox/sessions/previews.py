@@ -25,7 +25,7 @@ from mcp_sandbox.sessions.sandbox.context import OpenSandbox, SessionContext
 
 logger = logging.getLogger(__name__)
 
-_MOST, _MOST_CONNECTIONS = 8, 64
+_MOST, _MOST_CONNECTIONS, _FULL = 8, 64, "503 Service Unavailable"
 # A server inside may be restarting.
 _CONNECT_S = 2.0
 
@@ -115,10 +115,11 @@ class _Preview:
         with suppress(*HUNG_UP, errors.SandboxGone), self.ways_out.visitors.take(self.chat) as room:
             async with SocketStream(came) as client:
                 try:
-                    if not room or self.connections > _MOST_CONNECTIONS:
-                        await refuse(client, "503 Service Unavailable")
-                    else:
+                    if room and self.connections <= _MOST_CONNECTIONS:
                         await self._let_in(client, began)
+                    else:
+                        with self.ways_out.refused.take(self.chat) as may_wait:
+                            await (refuse(client, _FULL) if may_wait else client.aclose())
                 except (errors.CallerError, errors.OperatorError) as exc:
                     await refuse(client, "502 Bad Gateway", f"{exc}\n")
         self.connections -= 1

@@ -18,6 +18,7 @@ from tests.e2e.doors import (
     TOKEN,
     Served,
     in_bubblewrap,
+    statuses,
     undisturbed,
 )
 
@@ -65,6 +66,15 @@ async def test_the_bound_host_gets_it_and_the_sandbox_a_placeholder(served: Serv
     assert base64.b64decode(basic.removeprefix("Basic ")).decode() == f"bot:{TOKEN}"
     assert sent(heard, "x-api-key") == [TOKEN]
     assert_nowhere(TOKEN, said)
+
+
+@in_bubblewrap
+async def test_a_request_too_long_to_be_filled_in_harms_no_one(served: Served) -> None:
+    # Six bytes for each of these: some of them are just too long with what is put in.
+    begun = f"GET / HTTP/1.1\r\nHost: {BOUND}\r\nX: ".encode()
+    heads = [begun + b"\xff" * size + b"\r\n\r\n" for size in range(21_780, 21_840)]
+    assert set(statuses(await served.chat.knock(*heads, tls=BOUND, most=99))) <= {0, 200, 502}
+    assert '"path": "/after"' in await served.chat.bash(f"{CURL}/after")
 
 
 async def test_git_pushes_with_it(served: Served) -> None:

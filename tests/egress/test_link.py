@@ -5,7 +5,8 @@ import os
 import socket
 import struct
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from functools import partial
 from typing import Any
 
 import anyio
@@ -14,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mcp_sandbox.config import EgressConfig, SecretConfig
-from mcp_sandbox.egress.link import BROKEN, Files, Link
+from mcp_sandbox.egress.link import BROKEN, Files, Link, Rate
 from mcp_sandbox.egress.secrets import Keys, Secrets
 from mcp_sandbox.egress.settings import read_egress_rules
 from mcp_sandbox.egress.targets import Target
@@ -73,6 +74,7 @@ def test_no_message_harms_the_server(examples: int) -> None:
         anyio.run(heard, b"".join(map(frame, frames)) + end)
         ways_out = WaysOut.__new__(WaysOut)
         ways_out._ways, ways_out._ready = {1: Way("egress", {})}, anyio.Event()
+        ways_out._lines = Rate(1, 1)
         for each in frames:
             try:
                 ways_out._told(each, b"", [])
@@ -108,6 +110,86 @@ async def test_a_question_that_cannot_be_answered_is_answered_so() -> None:
         server.close()
         with anyio.fail_after(5), pytest.raises(anyio.BrokenResourceError):
             await client.ask("leaf", n=1)
+
+
+async def nothing(_: dict[str, Any]) -> dict[str, Any]:
+    return {}
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"headers": [["x", "\u00ff" * 21_830]]},
+        {"ask": "x" * 130_000},
+        {"n": "\U0010ffff" * 10_000},
+    ],
+)
+async def test_an_answer_too_long_for_a_message_ends_nothing_but_the_link(
+    asked: dict[str, Any],
+) -> None:
+    """It is as long as what was asked, or longer, as names in it were replaced by values."""
+
+    async def answer(said: dict[str, Any]) -> dict[str, Any]:
+        if "n" in said:
+            return {1: {}}[said["n"]]
+        return {"headers": said["headers"], "values": ["v" * 100]}
+
+    ours, theirs = socket.socketpair()
+    link = Link(ours, lambda *_: None, answer)
+    question = frame({"t": "fill", "fds": 0, "ask": 1, **asked})
+    theirs.settimeout(5)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(anyio.to_thread.run_sync, partial(theirs.sendall, question))
+        tasks.start_soon(link.run)
+        said = await anyio.to_thread.run_sync(theirs.recv, 65536)
+        # A question without a number is none.
+        assert b"it cannot be answered: " in said or (not said and "ask" in asked)
+        theirs.close()
+
+
+async def test_who_asks_and_reads_no_answer_is_not_served_for_ever() -> None:
+    async def long(_: dict[str, Any]) -> dict[str, Any]:
+        return {"leaf": "x" * 3000}
+
+    ours, theirs = socket.socketpair()
+    link = Link(ours, lambda *_: None, long)
+    questions = b"".join(frame({"t": "leaf", "fds": 0, "ask": n}) for n in range(20_000))
+
+    def ask() -> None:
+        with theirs, suppress(ConnectionError):
+            theirs.sendall(questions)
+            assert not theirs.recv(1 << 20), "all were taken"
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(anyio.to_thread.run_sync, ask)
+        with anyio.fail_after(10):
+            await link.run()
+    assert len(link._going) <= 1024
+
+
+async def test_other_tasks_have_their_turn_while_many_messages_come() -> None:
+    told, most, before = 0, 0, 0
+
+    def count(*_: object) -> None:
+        nonlocal told
+        told += 1
+
+    async def others() -> None:
+        nonlocal most, before
+        while told < 20_000:
+            most, before = max(most, told - before), told
+            await anyio.lowlevel.checkpoint()
+
+    ours, theirs = socket.socketpair()
+    link = Link(ours, count, nothing)
+    lines = frame({"t": "log", "fds": 0, "line": "a"}) * 20_000
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(anyio.to_thread.run_sync, partial(theirs.sendall, lines))
+        tasks.start_soon(link.run)
+        with anyio.fail_after(20):
+            await others()
+        theirs.close()
+    assert 0 < most <= 64
 
 
 @pytest.fixture

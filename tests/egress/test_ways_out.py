@@ -4,10 +4,11 @@ import os
 import signal
 import socket
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from resource import RLIMIT_NOFILE, getrlimit, setrlimit
 
 import anyio
 import anyio.to_thread
@@ -23,6 +24,7 @@ from mcp_sandbox.egress.settings import load_trusted, parse_rule
 from mcp_sandbox.egress.ways_out import Door, Way, WaysOut, open_ways_out
 from mcp_sandbox.errors import BackendUnavailable
 from mcp_sandbox.models import ChatId
+from mcp_sandbox.sessions.previews import _Preview
 from tests.egress.test_opened import Web
 from tests.egress.world import HOST, a_world
 
@@ -53,6 +55,15 @@ SAYINGS = {
 async def opened() -> AsyncGenerator[WaysOut]:
     async with open_ways_out(partial(load_trusted, None)) as found:
         yield found
+
+
+async def another(found: WaysOut, link: Link) -> None:
+    """Wait until a process serves that is not the one of this link."""
+    now = link
+    while now is link:
+        await anyio.sleep(0.01)
+        with suppress(BackendUnavailable):
+            now = await found.up()
 
 
 def process_of() -> int:
@@ -155,6 +166,122 @@ async def test_a_server_without_descriptors_tries_its_door_again(
             assert isinstance(door.error, BackendUnavailable)
             assert "Too many open files" in str(door.error)
             tasks.cancel_scope.cancel()
+
+
+async def test_the_channel_of_a_door_is_closed_with_its_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A runner serves few channels, and counts one that is open for a used one."""
+    ours, theirs = socket.socketpair()
+    for each in (ours, theirs):
+        each.setblocking(False)
+
+    async def channel() -> SocketStream:
+        return SocketStream(ours)
+
+    async def proved(_: object) -> None:
+        """Take whatever answers for the runner."""
+
+    monkeypatch.setattr("mcp_sandbox.runtime.channel.Channel.prove", proved)
+    async with (
+        opened() as found,
+        SocketStream(theirs) as runner,
+        anyio.create_task_group() as tasks,
+    ):
+        way = Way("egress", {"chat": ["local", "one"], "bound": []})
+        door = Door(found, way, channel, b"t" * 32)
+        with anyio.fail_after(20):
+            async with found.open(way):
+                tasks.start_soon(door.run)
+                assert b"listen" in await runner.receive()
+                door.close()
+            with pytest.raises(anyio.EndOfStream):
+                while True:
+                    await runner.receive()
+
+
+async def test_a_process_that_does_nothing_any_more_is_started_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ways_out, "_ASKED_S", 0.1)
+    async with opened() as found:
+        with anyio.fail_after(20):
+            link = await found.up()
+            os.kill(await anyio.to_thread.run_sync(process_of), signal.SIGSTOP)
+            while not link.ended:
+                await anyio.sleep(0.01)
+            async with found.open(Way("egress", {"chat": ["local", "one"], "bound": []})):
+                await another(found, link)
+
+
+async def test_rules_of_thousands_of_hosts_reach_the_process() -> None:
+    denied = [parse_rule(f"host-{number}.example.org") for number in range(5000)]
+    rules = EgressRules(deny=tuple(denied))
+    with anyio.fail_after(20):
+        async with open_ways_out(partial(load_trusted, None), rules) as found:
+            assert not (await found.up()).ended
+
+
+async def test_a_way_that_cannot_be_opened_is_none_of_the_next_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        way = Way("preview", {"name": "a.localhost"}, listening=listening)
+        async with opened() as found:
+            with anyio.fail_after(20):
+                link = await found.up()
+                soft, hard = getrlimit(RLIMIT_NOFILE)
+                # No descriptor is left for the process's copy of it.
+                setrlimit(RLIMIT_NOFILE, (3, hard))
+                try:
+                    with pytest.raises(OSError, match="Too many open files"):
+                        async with found.open(way):
+                            pass
+                finally:
+                    setrlimit(RLIMIT_NOFILE, (soft, hard))
+                listening.close()
+                link.close()
+                async with found.open(Way("egress", {"chat": ["local", "one"], "bound": []})):
+                    await another(found, link)
+
+
+async def test_it_cannot_fill_the_log_of_the_server(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    lines = "[say({'t': 'log', 'fds': 0, 'line': 'x' * 1000}) for _ in range(5000)]"
+    told = anyio.Event()
+    end = f"{lines}; say({{'t': 'connection', 'fds': 0, 'n': 1}})"
+    monkeypatch.setattr(ways_out, "_START", HOSTILE % end)
+    async with opened() as found, found.open(Way("egress", {}, lambda *_: told.set())):
+        with anyio.fail_after(20):
+            await told.wait()
+    said = [each for each in caplog.messages if "xxx" in each]
+    assert 50 < len(said) < 150
+    assert max(map(len, said)) <= 500
+
+
+async def test_visitors_that_take_no_answer_take_no_descriptors_from_all_else() -> None:
+    pairs = [socket.socketpair() for _ in range(600)]
+    for ours, _ in pairs:
+        ours.setblocking(False)
+        with suppress(BlockingIOError):
+            while True:
+                ours.send(b"x" * 65536)
+    async with opened() as found, anyio.create_task_group() as tasks:
+        preview = _Preview(CHAT, 8000, "a.localhost", None, found)  # type: ignore[arg-type]
+        with ExitStack() as stack:
+            while stack.enter_context(found.visitors.take(CHAT)):
+                pass
+            for ours, _ in pairs:
+                tasks.start_soon(preview._answer, ours, b"")
+            await anyio.wait_all_tasks_blocked()
+            # An eighth of what all may have.
+            assert 0 < sum(ours.fileno() >= 0 for ours, _ in pairs) <= 128
+            with anyio.fail_after(10):
+                while any(ours.fileno() >= 0 for ours, _ in pairs):
+                    await anyio.sleep(0.05)
+    for _, theirs in pairs:
+        theirs.close()
 
 
 async def test_what_is_told_to_an_ended_link_is_closed() -> None:

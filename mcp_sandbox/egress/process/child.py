@@ -1,5 +1,6 @@
 """The entry of the process: serves what comes by the link to the server, and ends with it."""
 
+import json
 import logging
 import socket
 import ssl
@@ -14,7 +15,7 @@ import anyio
 from anyio.abc import ByteStream, TaskGroup
 
 from mcp_sandbox.backends.local_socket import SocketStream
-from mcp_sandbox.egress.link import Files, Link
+from mcp_sandbox.egress.link import Files, Link, Rate
 from mcp_sandbox.egress.process.gateway import Counts, Gateway, Service
 from mcp_sandbox.egress.process.keeper import Ask, Keeper
 from mcp_sandbox.egress.process.proxy import ProxiedConnection, Proxy
@@ -32,26 +33,9 @@ logger = logging.getLogger(__name__)
 
 # Of new connections out of one sandbox: so many at once, and a second.
 _BURST, _PER_S = 256, 100.0
-# Of lines in the server's log.
-_LINES, _LINES_PER_S = 100, 1.0
 
 Serve = Callable[[ByteStream], Awaitable[None]]
 Tell = Callable[..., None]
-
-
-class Rate:
-    """So many at once, and so many a second."""
-
-    def __init__(self, burst: float, per_s: float) -> None:
-        self._burst, self._per_s = burst, per_s
-        self._left, self._when_s = burst, 0.0
-
-    def take(self) -> float:
-        """Take one; return after how many seconds it may be used."""
-        now_s = anyio.current_time()
-        more = (now_s - self._when_s) * self._per_s
-        self._left, self._when_s = min(self._burst, self._left + more) - 1, now_s
-        return max(0.0, -self._left / self._per_s)
 
 
 class Way:
@@ -120,13 +104,12 @@ class LogLines(logging.Handler):
 
     def __init__(self, link: Link) -> None:
         super().__init__(logging.WARNING)
-        self._link, self._rate = link, Rate(_LINES, _LINES_PER_S)
+        self._link = link
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Tell a line, unless there are too many."""
-        if not self._rate.take():
-            failed = f": {record.exc_info[1]!r}" if record.exc_info else ""
-            self._link.tell("log", line=record.getMessage() + failed)
+        """Tell a line."""
+        failed = f": {record.exc_info[1]!r}" if record.exc_info else ""
+        self._link.tell("log", line=(record.getMessage() + failed)[:500])
 
 
 class Child:
@@ -134,7 +117,7 @@ class Child:
 
     def __init__(self, sock: socket.socket) -> None:
         self.link = Link(sock, self._told, self._asked)
-        self._ways: dict[int, Way] = {}
+        self._begun, self._ways = b"", dict[int, Way]()
 
     async def run(self) -> None:
         async with anyio.create_task_group() as self._tasks:
@@ -143,7 +126,9 @@ class Child:
 
     def _told(self, said: JsonObject, payload: bytes, files: Files) -> None:
         if said["t"] == "begin":
-            self._begin(said, payload)
+            self._begun += payload
+            if not said["more"]:
+                self._begin(json.loads(self._begun))
         elif said["t"] in ("egress", "gateway", "preview"):
             number = said["n"]
             tell, ask = partial(self.link.tell, n=number), partial(self.link.ask, n=number)
@@ -162,8 +147,8 @@ class Child:
         way = self._ways.get(said["n"])
         return way.asked() if way else {}
 
-    def _begin(self, said: JsonObject, trusted: bytes) -> None:
-        outside = ssl.create_default_context(cadata=trusted.decode("ascii"))
+    def _begin(self, said: JsonObject) -> None:
+        outside = ssl.create_default_context(cadata=said["trusted"])
         outside.set_alpn_protocols(["http/1.1"])
         allow, deny = (tuple(map(read_rule, said[name])) for name in ("allow", "deny"))
         self._proxy = Proxy(EgressRules(allow, deny), outside, said["upstream"], said["most"])
@@ -199,8 +184,8 @@ class Child:
         """Open a door on a channel whose token was proved; tell its port, and how it ended."""
         why, busy, at, most = "", False, said["at"], said["most"]
         try:
-            async with own_tasks() as tasks:
-                frames = Channel(SocketStream(sock), b"", "doors")
+            async with SocketStream(sock) as stream, own_tasks() as tasks:
+                frames = Channel(stream, b"", "doors")
                 frames.begin(tasks)
                 doors = Doors(frames)
                 async with doors.listen(way.serve, at, most=most, shared=said["shared"]) as port:

@@ -91,8 +91,8 @@ async def _read_beginning(client: SocketStream, name: str) -> bytes:
 async def refuse(client: SocketStream, status: str, text: str = "") -> None:
     """Answer so, and close after the client has read it."""
     head = f"HTTP/1.1 {status}\r\nContent-Type: text/plain; charset=utf-8\r\nConnection: close"
-    await client.send(f"{head}\r\n\r\n{text or status}".encode())
-    await client.send_eof()
     with anyio.move_on_after(_LAST_S):
+        await client.send(f"{head}\r\n\r\n{text or status}".encode())
+        await client.send_eof()
         async for _ in client:
             pass
