@@ -120,6 +120,28 @@ async def test_other_chats_are_answered_while_mcp_over_http_refuses_it(
             assert await another.exec("echo here") == "here\n"
 
 
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "utf-16", "utf-32-le"])
+@pytest.mark.parametrize("door", ["api", "mcp"])
+async def test_values_are_not_hidden_in_another_encoding(
+    here: Platform, door: str, encoding: str
+) -> None:
+    # Read as ASCII, the quote in the text ends it, and all that follows is in the next.
+    values = b'["\\""' + b",0" * MANY + b"]"
+    body = b'{"messages":%s}' % values if door == "api" else call(b'{"command":%s}' % values)
+    content = body.decode().encode(encoding)
+    async with in_chat(here.place, "another") as another, http_client(timeout=30) as http:
+        await another.exec("true")
+        secret = await token(here.place, "eve", "mcp")
+        headers = {**JSON, "authorization": f"Bearer {secret}", "mcp-sandbox-chat": "hostile"}
+        with Cost(here.daemon.process):
+            if door == "api":
+                await _is_refused(here, "agent/invoke", content)
+            else:
+                answer = await http.post(f"{here.url}/mcp", headers=headers, content=content)
+                assert answer.status_code == 413
+            assert await another.exec("echo here") == "here\n"
+
+
 @pytest.mark.parametrize("kind", ARGUMENTS)
 async def test_other_chats_are_answered_while_the_socket_refuses_it(
     here: Platform, kind: str
