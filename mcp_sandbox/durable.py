@@ -145,20 +145,24 @@ def check_trusted(path: Path, *, private: bool = False) -> None:
         mode, name = found.st_mode, shlex.quote(str(step))
         # In a sticky folder, such as /tmp, nobody can replace what is another's.
         safe = stat.S_ISLNK(mode) or (mode & stat.S_ISVTX and step != last[0])
-        shared = mode & stat.S_IWOTH or (mode & stat.S_IWGRP and not _is_own_group(found.st_gid))
+        grouped = mode & stat.S_IWGRP and not _is_own_group(step, found.st_gid)
         if found.st_uid not in owners:
             why = f"{step} belongs to uid {found.st_uid}: run `chown {os.geteuid()} {name}`"
         elif private and step == last[0] and mode & 0o077:
             why = f"others can read or change {step}: run `chmod 600 {name}`"
-        elif shared and not safe:
+        elif (mode & stat.S_IWOTH or grouped) and not safe:
             why = f"others may write to {step}: run `chmod go-w {name}`"
         else:
             continue
         raise PermissionError(errno.EPERM, why)
 
 
-def _is_own_group(gid: int) -> bool:
+def _is_own_group(path: Path, gid: int) -> bool:
     """Return whether nobody else is in a group of this user, as many systems make one for each."""
+    with suppress(OSError):
+        # Where a list names more users, the group's bits are those of all of them.
+        if "system.posix_acl_access" in os.listxattr(path, follow_symlinks=False):
+            return False
     users = pwd.getpwall()
     inside = {each.pw_name for each in users if each.pw_gid == gid}
     with suppress(KeyError):

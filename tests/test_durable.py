@@ -3,6 +3,7 @@
 import os
 import re
 import shutil
+import struct
 import subprocess
 import sys
 import tempfile
@@ -168,6 +169,21 @@ def test_what_belongs_to_another_user_is_not_trusted(place: str, own_group: Path
     os.lchown(own_group / place, 4321, 4321)
     with pytest.raises(PermissionError, match=f"chown 0 {own_group / place}`"):
         check_trusted(own_group / "link" / "file")
+
+
+def test_a_list_of_further_users_who_may_write_is_seen(own_group: Path) -> None:
+    file = own_group / "above" / "folder" / "file"
+    # Version 2; then tag, rights and id: owner, user 4321, group, mask, others.
+    rows = [(1, 6, -1), (2, 6, 4321), (4, 4, -1), (16, 6, -1), (32, 4, -1)]
+    entries = b"".join(struct.pack("<HHi", *row) for row in rows)
+    try:
+        os.setxattr(file, "system.posix_acl_access", struct.pack("<I", 2) + entries)
+    except OSError as exc:
+        pytest.skip(f"no lists of users here: {exc}")
+    with pytest.raises(PermissionError, match=f"chmod go-w {file}"):
+        check_trusted(own_group / "link" / "file")
+    file.chmod(0o644)
+    check_trusted(file)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root makes files of other groups")
