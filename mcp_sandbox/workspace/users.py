@@ -114,12 +114,14 @@ def unite(data_root: Path, paths: list[bytes], users: SandboxUsers) -> int:
 def open_users(data_root: Path, wanted: str) -> SandboxUsers:
     """Return the users of a data root: of the range that is `wanted`, else picked once. Blocks.
 
+    Those that another data root has, of which this is a copy, say, are picked anew: chats move.
     Raises ConfigError: none is free, or another data root has some of what is wanted.
     """
     with layout.sandbox_directory(data_root), locked(data_root / "sandbox" / "users.lock"):
-        if wanted:
-            _claim(data_root, wanted)
-        return SandboxUsers(find_range(data_root, wanted) or _pick(data_root))
+        found = find_range(data_root, wanted)
+        if (problem := _claim(data_root, found)) and wanted:
+            raise ConfigError(problem)
+        return SandboxUsers((not problem and found) or _pick(data_root))
 
 
 def find_range(data_root: Path, wanted: str = "") -> range | None:
@@ -139,25 +141,27 @@ def _read(note: Path) -> dict[str, Any]:
 def _others(data_root: Path) -> Generator[dict[str, list[int]]]:
     """Yield the ranges of other data roots; what the block adds is noted. Raises OSError."""
     with locked(_RANGES.with_suffix(".lock")):
-        there = {root: pair for root, pair in _read(_RANGES).items() if Path(root).is_dir()}
-        noted = {root: pair for root, pair in there.items() if isinstance(pair, list)}
-        noted.pop(str(data_root), None)
+        there = {root: pair for root, pair in _read(_RANGES).items() if isinstance(pair, list)}
+        roots = {root: pair for root, pair in there.items() if Path(root).is_dir()}
+        # One data root may have several names.
+        noted = {root: pair for root, pair in roots.items() if not data_root.samefile(root)}
         yield noted
         write_note(_RANGES, noted)
 
 
-def _claim(data_root: Path, wanted: str) -> None:
-    found = find_range(data_root, wanted)
+def _claim(data_root: Path, found: range | None) -> str:
+    """Note that a range is this data root's; return why it cannot be, or ""."""
     # Who cannot write there names ranges that are apart.
     with suppress(OSError), _others(data_root) as others:
         for root, (start, stop) in others.items():
             if found and found.start < stop and start < found.stop:
-                raise ConfigError(
-                    f"sandbox.uid_range: {root} has the user ids {start}-{stop - 1}, and {wanted} "
-                    "has some of them: name another range, apart from that"
+                return (
+                    f"sandbox.uid_range: {root} has the user ids {start}-{stop - 1}, which are "
+                    "some of these: name another range, apart from that"
                 )
         if found:
             others[str(data_root)] = [found.start, found.stop]
+    return ""
 
 
 def _pick(data_root: Path) -> range:

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import anyio
+import anyio.to_thread
 import pytest
 
 from mcp_sandbox.errors import CapacityReached, ConfigError, StorageUnavailable
@@ -172,6 +173,29 @@ def test_data_roots_have_ranges_apart_that_stay_theirs(tmp_path: Path) -> None:
     last = start + 9
     assert open_users(roots[0], f"{start}-{last}").find(last) == (last, last)
     assert find_range(roots[0]) == one
+
+
+async def test_a_copy_of_a_data_root_gets_users_of_its_own_and_its_chats_move(
+    tmp_path: Path,
+) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    given = await anyio.to_thread.run_sync(open_users, one, "")
+    first = await Workspaces(one, users=given).open(CHAT)
+    (first.workspace / "file").touch()
+    os.chown(first.workspace / "file", *(first.user or OLD))
+    await anyio.run_process(["cp", "-a", str(one), str(two)])
+    users = await anyio.to_thread.run_sync(open_users, two, "")
+    assert not set(users.numbers) & set(find_range(one) or ())
+    workspaces = Workspaces(two, users=users)
+    assert (await workspaces.open(CHAT)).astray
+    await workspaces.unite(CHAT)
+    [own] = uids((await workspaces.open(CHAT)).workspace)
+    assert own in users.numbers
+    # Under another name, or after a restart, each keeps its own.
+    (tmp_path / "again").symlink_to(two)
+    for root in (one, two, tmp_path / "again", one):
+        wanted = first.user[0] if root == one and first.user else users.numbers[0]
+        assert (await anyio.to_thread.run_sync(open_users, root, "")).find(wanted)
 
 
 @pytest.mark.parametrize("user", ["skills", "pool", "trash", "home"])
