@@ -66,6 +66,26 @@ def uid() -> int:
     return os.geteuid() or 10001
 
 
+async def test_a_program_by_which_an_image_checks_its_health_is_not_run(
+    data_root: Path, spec: SandboxSpec
+) -> None:
+    """The engine would run it beside the runner, with all variables of that, of any user's code."""
+    name, engine = "mcp-sandbox/checked:test", docker.from_env()
+    container = engine.api.create_container("mcp-sandbox/base:latest", command="x")
+    check = "HEALTHCHECK --interval=1s CMD touch /workspace/checked"
+    engine.api.commit(container, "mcp-sandbox/checked", "test", changes=check)
+    engine.api.remove_container(container)
+    try:
+        async with backend_on(data_root, DockerConfig(image=name)) as backend:
+            async with sandbox_of(backend, spec) as sandbox:
+                found = inspect(sandbox.id)
+                assert found["Config"]["Healthcheck"]["Test"] == ["NONE"]
+                assert "Health" not in found["State"]
+    finally:
+        engine.api.remove_image(name)
+        engine.close()
+
+
 async def test_destroyed_sandbox_leaves_nothing_and_may_be_destroyed_again(
     backend: DockerBackend, spec: SandboxSpec, data_root: Path
 ) -> None:

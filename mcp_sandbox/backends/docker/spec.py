@@ -168,6 +168,8 @@ def container_body(spec: SandboxSpec, place: Placement) -> dict[str, Any]:
         # Not by PATH, which has a directory that user code can write to.
         "Entrypoint": [PYTHON, RUNNER] if place.plain else [PYTHON, "-I", "-S", RUNNER],
         "Cmd": [],
+        # The engine would run an image's own beside the runner, with the secret in its environment.
+        "Healthcheck": {"Test": ["NONE"]},
         **dict.fromkeys(_STREAMS, False),
         "Hostname": "sandbox",
         "Domainname": "",
