@@ -92,13 +92,9 @@ class Gateway:
         status, error = 0, b""
         async with await self._ways_out.connect(self.way) as line:
             client, (method, _, path) = Peer(line, h11.CLIENT), what.partition(" ")
-            names = ("host", "model"), ("authorization", f"Bearer {self.token}")
-            headers = [
-                *names,
-                ("anthropic-version", "2023-06-01"),
-                ("content-length", str(len(body))),
-            ]
-            request = h11.Request(method=method, target=path, headers=headers)
+            headers = {"host": "model", "authorization": f"Bearer {self.token}"}
+            headers |= {"anthropic-version": "2023-06-01", "content-length": str(len(body))}
+            request = h11.Request(method=method, target=path, headers=[*headers.items()])
             try:
                 await client.send(request, h11.Data(body), h11.EndOfMessage())
                 events = list[h11.Event]()

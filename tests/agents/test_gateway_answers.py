@@ -159,6 +159,29 @@ async def test_a_stream_that_the_program_leaves_early_costs_its_events(tmp_path:
         assert run.gateway.counts.output_tokens == 4
 
 
+async def test_what_comes_behind_an_answer_is_not_the_answer_to_the_next_request(
+    tmp_path: Path,
+) -> None:
+    async def twice(stream: SocketStream) -> None:
+        late = b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nlate"
+        await stream.send(b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nfirst" + late)
+
+    async with a_service() as service, a_run(tmp_path, service) as run:
+        service.answer = twice
+        assert (await run.post()).text == "first"
+        service.answer = saying(b"second")
+        assert (await run.post()).text == "second"
+
+
+async def test_a_header_is_not_named_by_the_key(tmp_path: Path) -> None:
+    async with a_service() as service, a_run(tmp_path, service) as run:
+        service.answer = saying(b"{}", **{f"anthropic-{KEY}": "1", "anthropic_of": f"a {KEY}"})
+        answer = await run.post()
+        assert answer.headers["anthropic-of"] == "a " + "*" * len(KEY)
+        assert KEY not in str(answer.headers)
+        assert "*" * len(f"anthropic-{KEY}") in answer.headers
+
+
 async def test_eight_requests_go_at_once_and_the_others_wait(tmp_path: Path) -> None:
     together, most, full = 0, 0, anyio.Event()
     goes_on = anyio.Event()

@@ -362,7 +362,9 @@ class Gateway:
                         yield event
                     elif isinstance(event, h11.ConnectionClosed):
                         raise anyio.EndOfStream
-            if set(server.http.states.values()) == {h11.DONE}:
+            # What came behind the answer is none of the next request.
+            is_over = set(server.http.states.values()) == {h11.DONE}
+            if is_over and not server.http.trailing_data[0]:
                 server.http.start_next_cycle()
                 self._kept.append(server)
         yield h11.EndOfMessage()
@@ -380,7 +382,7 @@ class Gateway:
         if headers.get(b"content-encoding", b"identity") != b"identity":
             raise Refusal(502, "the service compresses its answer, which it was asked not to do")
         kept = [
-            (name, mask.text(value))
+            (mask.name(name), mask.text(value))
             for name, value in headers.items()
             if name.decode("ascii") in _COMING or name.startswith(b"anthropic-")
         ]
