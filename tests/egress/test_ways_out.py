@@ -18,6 +18,7 @@ from mcp_sandbox.backends.local_socket import SocketStream
 from mcp_sandbox.egress import ways_out
 from mcp_sandbox.egress.link import Link
 from mcp_sandbox.egress.process import proxy
+from mcp_sandbox.egress.process.visitors import Visitors
 from mcp_sandbox.egress.rules import EgressRules
 from mcp_sandbox.egress.secrets import Keys, Secrets
 from mcp_sandbox.egress.settings import load_trusted, parse_rule
@@ -195,9 +196,8 @@ async def test_the_channel_of_a_door_is_closed_with_its_way(
                 tasks.start_soon(door.run)
                 assert b"listen" in await runner.receive()
                 door.close()
-            with pytest.raises(anyio.EndOfStream):
-                while True:
-                    await runner.receive()
+            async for _ in runner:
+                pass
 
 
 async def test_a_process_that_does_nothing_any_more_is_started_anew(
@@ -282,6 +282,27 @@ async def test_visitors_that_take_no_answer_take_no_descriptors_from_all_else() 
                     await anyio.sleep(0.05)
     for _, theirs in pairs:
         theirs.close()
+
+
+async def test_small_pieces_of_an_answer_do_not_wait_for_each_other() -> None:
+    came = anyio.Event()
+    let_in = list[socket.socket]()
+
+    def take(client: socket.socket, _: bytes) -> None:
+        let_in.append(client)
+        came.set()
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        listening.setblocking(False)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(Visitors("name", take).serve, listening)
+            with anyio.fail_after(10):
+                async with await anyio.connect_tcp(*listening.getsockname()) as client:
+                    await client.send(b"GET / HTTP/1.1\r\nHost: name\r\n\r\n")
+                    await came.wait()
+            tasks.cancel_scope.cancel()
+    with let_in[0] as handed:
+        assert handed.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 async def test_what_is_told_to_an_ended_link_is_closed() -> None:

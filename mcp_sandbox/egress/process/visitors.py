@@ -50,6 +50,8 @@ class Visitors:
                     await anyio.sleep(_TRY_AGAIN_S)
                     continue
                 came.setblocking(False)
+                # Else a second small piece waits until the client confirms the first.
+                came.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 scope = anyio.CancelScope()
                 self._waiting[scope] = None
                 if len(self._waiting) > _MOST_WAITING:
