@@ -111,7 +111,7 @@ async def test_whatever_it_says_the_server_goes_on(
 async def test_a_door_comes_back_whenever_the_process_goes(
     monkeypatch: pytest.MonkeyPatch, how: signal.Signals
 ) -> None:
-    monkeypatch.setattr(ways_out, "_READY_S", 1.0)
+    monkeypatch.setattr(ways_out, "_ASKED_S", 0.5)
     kept, tries = list[socket.socket](), 0
 
     async def channel() -> SocketStream:
@@ -198,6 +198,38 @@ async def test_the_channel_of_a_door_is_closed_with_its_way(
                 door.close()
             async for _ in runner:
                 pass
+
+
+async def test_a_sandbox_that_opens_no_door_ends_no_connections_of_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As one does that is stopped, or has no memory, since its token was proved."""
+    kept = list[socket.socket]()
+
+    async def channel() -> SocketStream:
+        ours, theirs = socket.socketpair()
+        kept.append(theirs)
+        ours.setblocking(False)
+        return SocketStream(ours)
+
+    async def proved(_: object) -> None:
+        """Take whatever answers for the runner."""
+
+    monkeypatch.setattr("mcp_sandbox.runtime.channel.Channel.prove", proved)
+    async with opened() as found, anyio.create_task_group() as tasks:
+        link = await found.up()
+        monkeypatch.setattr(ways_out, "_READY_S", 0.5)
+        way = Way("egress", {"chat": ["local", "one"], "bound": []})
+        async with found.open(way):
+            door = Door(found, way, channel, b"t" * 32)
+            tasks.start_soon(door.run)
+            with anyio.fail_after(20):
+                while not door.error:
+                    await anyio.sleep(0.01)
+            assert not link.ended
+            door.close()
+    for each in kept:
+        each.close()
 
 
 async def test_a_process_that_does_nothing_any_more_is_started_anew(

@@ -90,11 +90,9 @@ class Connections:
         ms: float,
     ) -> None:
         """Tell of a connection before its program learns how it ended."""
-        word, why = "allowed", str(verdict)
+        word, why = "allowed", getattr(verdict, "source", str(verdict))
         if isinstance(verdict, RefusedError):
             word = verdict.verdict
-        else:
-            why = verdict.source
         to = [target.host, target.port] if target else None
         self._tell("connection", to=to, word=word, why=why, sums=[sent, received, round(ms)])
 

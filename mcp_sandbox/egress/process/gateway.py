@@ -363,8 +363,7 @@ class Gateway:
                     elif isinstance(event, h11.ConnectionClosed):
                         raise anyio.EndOfStream
             # What came behind the answer is none of the next request.
-            is_over = set(server.http.states.values()) == {h11.DONE}
-            if is_over and not server.http.trailing_data[0]:
+            if {*server.http.states.values()} == {h11.DONE} and not server.http.trailing_data[0]:
                 server.http.start_next_cycle()
                 self._kept.append(server)
         yield h11.EndOfMessage()

@@ -246,12 +246,7 @@ class ProxiedConnection:
     """One connection from inside a chat's sandbox, and where it leads."""
 
     def __init__(
-        self,
-        proxy: Proxy,
-        stream: ByteStream,
-        chat: ChatId,
-        keeper: Keeper,
-        note: Note,
+        self, proxy: Proxy, stream: ByteStream, chat: ChatId, keeper: Keeper, note: Note
     ) -> None:
         self.chat = chat
         self._proxy, self._keeper, self._note = proxy, keeper, note
