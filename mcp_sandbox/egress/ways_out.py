@@ -276,7 +276,7 @@ class WaysOut:
 
     def _tell_way(self, link: Link, way: Way) -> None:
         files = [way.listening.dup()] if way.listening else []
-        link.tell(way.kind, *files, n=way.number, **way.said)
+        link.tell(way.kind, *files, payload=json.dumps(way.said).encode(), n=way.number)
 
     def _told(self, said: JsonObject, payload: bytes, files: Files) -> None:
         if said["t"] == "ready":

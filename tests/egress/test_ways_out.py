@@ -19,7 +19,7 @@ from mcp_sandbox.egress import ways_out
 from mcp_sandbox.egress.link import Link
 from mcp_sandbox.egress.process import proxy
 from mcp_sandbox.egress.process.visitors import Visitors
-from mcp_sandbox.egress.rules import EgressRules
+from mcp_sandbox.egress.rules import EgressRules, write_rule
 from mcp_sandbox.egress.secrets import Keys, Secrets
 from mcp_sandbox.egress.settings import load_trusted, parse_rule
 from mcp_sandbox.egress.ways_out import Door, Way, WaysOut, open_ways_out
@@ -248,10 +248,13 @@ async def test_a_process_that_does_nothing_any_more_is_started_anew(
 
 async def test_rules_of_thousands_of_hosts_reach_the_process() -> None:
     denied = [parse_rule(f"host-{number}.example.org") for number in range(5000)]
-    rules = EgressRules(deny=tuple(denied))
+    rules, bound = EgressRules(deny=tuple(denied)), [*map(write_rule, denied)]
     with anyio.fail_after(20):
         async with open_ways_out(partial(load_trusted, None), rules) as found:
-            assert not (await found.up()).ended
+            link = await found.up()
+            async with found.open(Way("egress", {"chat": ["local", "one"], "bound": bound})):
+                assert await link.ask("alive", n=1)
+            assert not link.ended
 
 
 async def test_a_way_that_cannot_be_opened_is_none_of_the_next_process(

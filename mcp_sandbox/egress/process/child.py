@@ -128,9 +128,9 @@ class Child:
             if not said["more"]:
                 self._begin(json.loads(self._begun))
         elif said["t"] in ("egress", "gateway", "preview"):
-            number = said["n"]
+            number, given = said["n"], json.loads(payload)
             tell, ask = partial(self.link.tell, n=number), partial(self.link.ask, n=number)
-            self._ways[number] = getattr(self, f"_{said['t']}")(said, tell, ask, *files)
+            self._ways[number] = getattr(self, f"_{said['t']}")(given, tell, ask, *files)
         elif (way := self._ways.get(said["n"])) is None:
             for each in files:
                 each.close()
