@@ -40,7 +40,7 @@ _START = (
 # How long it may take to serve; how soon it is started again; how long it may take to end.
 _READY_S, _PAUSE_S, _END_S = 10.0, 0.2, 1.0
 # How soon it has to answer; after two that it does not, it is taken for stuck.
-_ASKED_S = 5.0
+_ASKED_S = 10.0
 # Kept for what is no connection, and the most that it makes sense to have of these.
 _KEPT_FILES, _MOST = 256, 1024
 # How long a call waits for a door, and how soon one is tried again without a call.
