@@ -143,16 +143,16 @@ class Link:
     def _receive(self) -> bytes:
         room = socket.CMSG_SPACE(_MOST_FILES * array("i").itemsize)
         data, ancillary, flags, _ = self._socket.recvmsg(_BATCH, room, socket.MSG_CMSG_CLOEXEC)
-        for _, _, numbers in ancillary:
-            for each in array("i", numbers):
-                try:
-                    self._came.append(socket.socket(fileno=each))
-                except OSError as exc:
-                    os.close(each)
-                    raise protocol.ProtocolError("a descriptor that is no socket") from exc
+        is_broken = bool(flags & socket.MSG_CTRUNC)
+        for each in (number for *_, numbers in ancillary for number in array("i", numbers)):
+            try:
+                self._came.append(socket.socket(fileno=each))
                 self._came[-1].setblocking(False)
-        if flags & socket.MSG_CTRUNC or len(self._came) > 2 * _MOST_FILES:
-            raise protocol.ProtocolError("more descriptors than a message may have")
+            except OSError:
+                is_broken = True
+                os.close(each)
+        if is_broken or len(self._came) > 2 * _MOST_FILES:
+            raise protocol.ProtocolError("descriptors that a message may not have")
         return data
 
     def _take(self, header: JsonObject, payload: bytes) -> None:

@@ -94,6 +94,18 @@ async def test_descriptors_that_belong_to_no_message_end_the_link(count: int) ->
         os.close(write)
 
 
+async def test_of_descriptors_that_are_no_sockets_none_stays_open() -> None:
+    before = sorted(os.listdir("/proc/self/fd"))
+    read, write = os.pipe()
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        given = [ours.fileno(), read, theirs.fileno(), write]
+        assert await heard(frame({"t": "log", "fds": 4, "line": "a"}), given) == []
+    os.close(read)
+    os.close(write)
+    assert sorted(os.listdir("/proc/self/fd")) == before
+
+
 async def test_a_question_that_cannot_be_answered_is_answered_so() -> None:
     ours, theirs = socket.socketpair()
 
