@@ -4,6 +4,8 @@ import contextlib
 import gzip
 import json
 import logging
+import os
+import signal
 from functools import partial
 from pathlib import Path
 
@@ -33,6 +35,7 @@ from tests.agents.service import (
     told,
 )
 from tests.e2e.messages_api import Fault, Script, serving
+from tests.egress.test_ways_out import another, process_of
 
 USAGE = {"input_tokens": 10, "cache_read_input_tokens": 5, "cache_creation_input_tokens": 2}
 
@@ -157,6 +160,29 @@ async def test_a_stream_that_the_program_leaves_early_costs_its_events(tmp_path:
             while run.gateway.counts.output_tokens < 4:
                 await anyio.sleep(0.01)
         assert run.gateway.counts.output_tokens == 4
+
+
+async def test_what_was_used_counts_if_the_process_ends_in_the_middle_of_an_answer(
+    tmp_path: Path,
+) -> None:
+    used = told(type="message_start", message={"usage": {**USAGE, "output_tokens": 60}})
+
+    async def answer(stream: SocketStream) -> None:
+        await stream.send(STREAM_HEAD + chunk(used))
+        await hanging(stream)
+
+    limits = RunConfig(max_output_tokens=100)
+    async with a_service() as service, a_run(tmp_path, service, limits=limits) as run:
+        service.answer = answer
+        for number in range(2):
+            link = await run.ways_out.up()
+            async with run.client.stream("POST", "/v1/messages", json=MESSAGE) as got:
+                with contextlib.suppress(httpx2.RemoteProtocolError):
+                    async for _ in got.aiter_bytes():
+                        os.kill(await anyio.to_thread.run_sync(process_of), signal.SIGKILL)
+            await another(run.ways_out, link)
+            assert run.gateway.counts.output_tokens == 60 * (number + 1)
+        assert (await run.post()).status_code == 403
 
 
 async def test_what_comes_behind_an_answer_is_not_the_answer_to_the_next_request(

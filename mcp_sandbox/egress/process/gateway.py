@@ -71,6 +71,7 @@ _KINDS = {
     413: "request_too_large",
 }
 Answer = h11.Response | h11.Data | h11.EndOfMessage
+Told = Callable[["Counts"], object]
 
 
 class Refusal(Exception):
@@ -206,8 +207,9 @@ class UsageReader:
         self._counts, self._tail, self._events = counts, b"", 0
         self._most = Counter[bytes]()
 
-    def feed(self, data: bytes) -> None:
-        """Take the next bytes; the figures in them are sums since the answer began."""
+    def feed(self, data: bytes) -> bool:
+        """Take the next bytes; the figures in them are sums so far. Return if one has grown."""
+        before = self._most.total()
         self._counts.received += len(data)
         self._events += data.count(b"data:")
         data = self._tail + data
@@ -215,6 +217,7 @@ class UsageReader:
         for found in _USED.finditer(data) if b"_tokens" in data else ():
             self._raise_to(_SAME.get(found[1], found[1]), int(found[2]))
         self._tail = data[-_LONGEST_USED:]
+        return self._most.total() > before
 
     def cut(self) -> None:
         """Take note that the answer broke off."""
@@ -234,14 +237,7 @@ class UsageReader:
 class Gateway:
     """The proxy of one run to its model service; `told` is called when the counts have changed."""
 
-    def __init__(
-        self,
-        service: Service,
-        chat: ChatId,
-        ask: Ask,
-        proxy: Proxy,
-        told: Callable[[Counts], object],
-    ) -> None:
+    def __init__(self, service: Service, chat: ChatId, ask: Ask, proxy: Proxy, told: Told) -> None:
         self.counts = Counts()
         self._service, self._chat, self._ask = service, chat, ask
         self._proxy, self._told = proxy, told
@@ -330,8 +326,9 @@ class Gateway:
         try:
             async with aclosing(self._exchange(request, asked)) as events:
                 async for event in events:
-                    if isinstance(event, h11.Data):
-                        usage.feed(bytes(event.data))
+                    if isinstance(event, h11.Data) and usage.feed(bytes(event.data)):
+                        # Else it would be lost if this process ended now.
+                        self._told(self.counts)
                     if isinstance(event, h11.EndOfMessage):
                         whole = True
                         # The program can end as soon as it has all.
