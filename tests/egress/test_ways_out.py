@@ -340,6 +340,14 @@ async def test_small_pieces_of_an_answer_do_not_wait_for_each_other() -> None:
         assert handed.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
+async def test_it_writes_nothing_into_the_log_or_terminal_of_the_server() -> None:
+    async with opened() as found:
+        with anyio.fail_after(20):
+            await found.up()
+        pid = await anyio.to_thread.run_sync(process_of)
+        assert {os.readlink(f"/proc/{pid}/fd/{number}") for number in range(3)} == {"/dev/null"}
+
+
 async def test_what_is_told_to_an_ended_link_is_closed() -> None:
     ours, theirs = socket.socketpair()
     link = Link(ours, lambda *_: None, lambda _: anyio.lowlevel.checkpoint())  # type: ignore[arg-type, return-value]

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import socket
 import ssl
 import sys
@@ -202,6 +203,8 @@ async def _run(sock: socket.socket) -> None:
         await anyio.connect_tcp("localhost", 1)
     logging.getLogger().addHandler(LogLines(child.link))
     close_walls()
+    # Of what a stranger says the log, or a terminal, gets escaped lines alone, by the link.
+    os.dup2(1, 2)
     child.link.tell("ready")
     await child.run()
 
