@@ -16,7 +16,7 @@ from rich.text import Text
 
 from mcp_sandbox.config import LoadedConfig, load_config
 from mcp_sandbox.config.environment import default_config_file, default_socket, setting_variables
-from mcp_sandbox.config.values import parse_duration
+from mcp_sandbox.config.values import DAY_S, is_bare, parse_duration
 from mcp_sandbox.daemon.control_client import ask_daemon
 from mcp_sandbox.errors import InvalidArgument, OperatorError
 from mcp_sandbox.models import ChatId
@@ -133,6 +133,14 @@ def by_person(yes: bool) -> str:
 
 
 def lifetime(text: str) -> float:
+    """Return the seconds that something is valid, which people mean in days, as `span` does."""
+    seconds = span(text)
+    if is_bare(text) and seconds < DAY_S:
+        raise typer.BadParameter(f"{text} has no unit: write {text}d or {text}s")
+    return seconds
+
+
+def span(text: str) -> float:
     """Return the seconds of a time from now on, or end with a word about how it is written."""
     try:
         seconds = parse_duration(text)
