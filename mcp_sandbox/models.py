@@ -226,6 +226,7 @@ class SessionStatus:
     was made from; it and `image` are empty where there is none. `assistant`: whose chat it is.
     `unsaved`: its files have changed since they were saved to the object store, if there is one.
     `preview`: the newest address of a port inside. `server`: which other one has the chat.
+    `folder`: the user's project that it shows, or showed last.
     """
 
     id: str
@@ -244,6 +245,7 @@ class SessionStatus:
     unsaved: bool = False
     preview: str = ""
     server: str = ""
+    folder: str = ""
 
 
 @dataclass(frozen=True)

@@ -259,7 +259,10 @@ def test_configuration_is_frozen() -> None:
 
 @pytest.mark.parametrize(
     ("text", "size"),
-    [("0", 0), ("1", 1), ("1k", 1024), ("512m", 512 << 20), ("1.5G", 3 << 29), ("2GiB", 2 << 30)],
+    [
+        *(("0", 0), ("1", 1), ("1k", 1024), ("512m", 512 << 20), ("1.5G", 3 << 29)),
+        *(("2GiB", 2 << 30), ("10 GB", 10 << 30), ("12 bytes", 12), ("1b", 1)),
+    ],
 )
 def test_sizes_as_people_write_them(text: str, size: int) -> None:
     assert parse_size(text) == size
@@ -267,10 +270,51 @@ def test_sizes_as_people_write_them(text: str, size: int) -> None:
 
 @pytest.mark.parametrize(
     ("text", "seconds"),
-    [("90", 90), ("1.5", 1.5), ("10m", 600), ("1h30m", 5400), ("2d", 172_800), ("250ms", 0.25)],
+    [
+        *(("90", 90), ("1.5", 1.5), ("10m", 600), ("1h30m", 5400), ("2d", 172_800)),
+        *(("250ms", 0.25), ("7 days", 604_800), ("1 week", 604_800), ("1 hour 30 mins", 5400)),
+        *(("2 hrs", 7200), ("5 sec", 5), ("20 Minutes", 1200)),
+    ],
 )
 def test_durations_as_people_write_them(text: str, seconds: float) -> None:
     assert parse_duration(text) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("text", ["7 dogs", "5 months", "1h90", "1m5x", "", "h", "1h -5m"])
+def test_a_time_in_unknown_units_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="1h30m"):
+        parse_duration(text)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("workspace.retention", "7", "write 7d or 7s"),
+        ("audit.keep", "90", "write 90d or 90s"),
+        ("audit.keep", "'90'", "write 90d or 90s"),
+        ("workspace.user_quota", "10", "write 10m or 10b"),
+        ("workspace.min_free", "1.5", "write 1.5m or 1.5b"),
+        ("limits.memory", "2", "write 2m or 2b"),
+    ],
+)
+def test_a_number_that_may_be_meant_in_days_or_megabytes_is_refused(
+    tmp_path: Path, key: str, value: str, words: str
+) -> None:
+    section, _, name = key.partition(".")
+    said = refused(written(tmp_path, f"{section}:\n  {name}: {value}\n"))
+    assert said.startswith(f"{key} ")
+    assert "line 2) is not usable: " + words in said
+
+
+def test_a_large_number_without_a_unit_works_and_warns_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = written(tmp_path, "workspace:\n  retention: 1209600\n  user_quota: 0\n")
+    assert load_config(file).config.workspace.retention == 14 * 86_400
+    load_config(file)
+    (warned,) = caplog.messages
+    assert "workspace.retention 1209600" in warned
+    assert "write 14d" in warned
 
 
 @given(st.integers(0, 1 << 60))

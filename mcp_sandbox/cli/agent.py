@@ -16,10 +16,10 @@ from mcp_sandbox.cli.options import (
     Socket,
     flag,
     given,
-    lifetime,
     load,
     printable,
     socket_path,
+    span,
     tell,
 )
 from mcp_sandbox.daemon.control_client import JsonObject, ask_daemon
@@ -40,7 +40,7 @@ def run(
     chat: Annotated[str, given("--chat", "CHAT", "Whose computer it works in.")] = "demo",
     resume: Annotated[bool, flag("Go on with the chat's conversation.", "--resume")] = False,
     timeout_s: Annotated[
-        float | None, given("--timeout", "TIME", "The run is ended after this.", parser=lifetime)
+        float | None, given("--timeout", "TIME", "The run is ended after this.", parser=span)
     ] = None,
     as_json: AsJson = False,
     socket: Socket = None,

@@ -22,6 +22,7 @@ from mcp_sandbox.cli.options import (
     console,
     flag,
     load,
+    narrowed,
     printable,
     show_bytes,
     socket_path,
@@ -32,7 +33,7 @@ from mcp_sandbox.config import Config
 from mcp_sandbox.config.environment import setting_variables, state_folder
 from mcp_sandbox.daemon.control_client import JsonObject, ask_daemon, shut_down
 from mcp_sandbox.errors import NoDaemon, OperatorError
-from mcp_sandbox.workspace.retention import in_words
+from mcp_sandbox.workspace.retention import DAY_S, in_words
 
 Chat = Annotated[
     str, typer.Argument(metavar="CHAT", help="A chat: its id, user/id, or how one of them begins.")
@@ -81,6 +82,13 @@ def _figures(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 def _show_age(moment: str) -> str:
     seconds = (datetime.now(UTC) - datetime.fromisoformat(moment)).total_seconds()
     return f"{in_words(seconds)} ago" if seconds >= 60 else "just now"
+
+
+def _show_short(moment: str) -> str:
+    """Return how long ago it was, in the largest unit: 17m."""
+    seconds = (datetime.now(UTC) - datetime.fromisoformat(moment)).total_seconds()
+    units = ((DAY_S, "d"), (3600, "h"), (60, "m"))
+    return next((f"{seconds / size:.0f}{unit}" for size, unit in units if seconds >= size), "now")
 
 
 def logs(
@@ -186,20 +194,19 @@ def ls(
             ("files only" if row["state"] == "warm" else row["state"])
             + (f" at {row['server']}" if row["server"] else ""),
             "?" if row.get("size") is None else show_bytes(row["size"]),
-            row["backend"],
-            _show_age(row["last_used"]),
+            _show_short(row["last_used"]),
             str(row["busy"] or ""),
             str(row["background"] or ""),
+            "no" if row["unsaved"] else _show_short(row["saved"]) if row["saved"] else "",
+            row["backend"],
             row["assistant"],
-            "no" if row["unsaved"] else _show_age(row["saved"]) if row["saved"] else "",
+            printable(row["folder"]),
         )
         for row in chats
     )
-    columns = ["chat", "state", "size", "backend", "last used", "calls", "background", "assistant"]
-    if any(row["saved"] or row["unsaved"] for row in chats):
-        columns.append("saved")
-    cells = (row[: len(columns)] for row in rows)
-    tell(chats, table(*columns, rows=cells) if chats else "no chats yet", as_json=as_json)
+    names = ("chat", "state", "size", "used", "calls", "background", "saved", "backend")
+    made = narrowed(table(*names, "assistant", "folder", rows=rows))
+    tell(chats, made if chats else "no chats yet", as_json=as_json)
 
 
 def stop(chat: Chat, force: Force = False, socket: Socket = None) -> None:

@@ -11,17 +11,19 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console, RenderableType
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
 from mcp_sandbox.config import LoadedConfig, load_config
 from mcp_sandbox.config.environment import default_config_file, default_socket, setting_variables
-from mcp_sandbox.config.values import parse_duration
+from mcp_sandbox.config.values import DAY_S, is_bare, parse_duration
 from mcp_sandbox.daemon.control_client import ask_daemon
 from mcp_sandbox.errors import InvalidArgument, OperatorError
 from mcp_sandbox.models import ChatId
 
 _DIFF = {"+": "green", "-": "red", "@": "cyan"}
+_WIDEST = 10_000
 _LINE_SHOWN = 300
 
 
@@ -94,6 +96,18 @@ def table(*columns: str, rows: Iterable[Iterable[RenderableType]]) -> Table:
     return made
 
 
+def narrowed(made: Table) -> Table:
+    """Leave out columns from the right until each row has one line; the first is never cut."""
+    target = console()
+    wide = target.options.update(max_width=_WIDEST)
+    while (needed := Measurement.get(target, wide, made).maximum) > target.width:
+        if len(made.columns) == 1:
+            break
+        made.columns.pop()
+    made.width = needed
+    return made
+
+
 def tell(found: object, output: Table | str, *, as_json: bool) -> None:
     """Print what was found: for a program, or as it is shown to a person."""
     if as_json:
@@ -101,7 +115,7 @@ def tell(found: object, output: Table | str, *, as_json: bool) -> None:
     elif isinstance(output, str):
         print(output)
     else:
-        console().print(output)
+        console().print(output, crop=False)
 
 
 def print_diff(lines: Iterable[str]) -> None:
@@ -133,6 +147,14 @@ def by_person(yes: bool) -> str:
 
 
 def lifetime(text: str) -> float:
+    """Return the seconds that something is valid, which people mean in days, as `span` does."""
+    seconds = span(text)
+    if is_bare(text) and seconds < DAY_S:
+        raise typer.BadParameter(f"{text} has no unit: write {text}d or {text}s")
+    return seconds
+
+
+def span(text: str) -> float:
     """Return the seconds of a time from now on, or end with a word about how it is written."""
     try:
         seconds = parse_duration(text)

@@ -5,6 +5,7 @@ Every value is carried with the words that say who gave it, so that an error can
 
 import difflib
 import json
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, reduce
@@ -25,9 +26,11 @@ from mcp_sandbox.config.environment import (
     setting_variables,
 )
 from mcp_sandbox.config.sections import Config
-from mcp_sandbox.config.values import show_duration, show_size
+from mcp_sandbox.config.values import DAY_S, MIB, is_bare, show_duration, show_size
 from mcp_sandbox.durable import check_trusted
 from mcp_sandbox.errors import ConfigError
+
+logger = logging.getLogger(__name__)
 
 # Read by the command line (the places of the file and the socket) and by the test suite; not
 # settings.
@@ -111,6 +114,8 @@ def load_config(
     for key, value in (flags or {}).items():
         if value is not None:
             settings[key] = (_make_absolute(key, value, Path.cwd()), "command line")
+    for key, (value, source) in settings.items():
+        _check_unit(key, value, source)
     tree: dict[str, Any] = {}
     for key, (value, _) in settings.items():
         *sections, name = key.split(".")
@@ -249,6 +254,28 @@ def _unknown(key: str, *, environment: bool = False) -> str:
     return f"there is no setting {key!r}; {advice} `mcp-sandbox config` lists all settings"
 
 
+def _check_unit(key: str, value: object, source: str) -> None:
+    """Refuse a number that may be meant in days or megabytes, and warn of a large one."""
+    info = KNOWN[key]
+    show = _shown_by(info.metadata)
+    in_days = show is show_duration and info.default > DAY_S
+    number = float(str(value)) if is_bare(value) and (in_days or show is show_size) else 0.0
+    least, units = (DAY_S, "ds") if in_days else (MIB, "mb")
+    if 0 < number < least:
+        words = " or ".join(f"{value}{unit}" for unit in units)
+        raise ConfigError(f"{key} {value} ({source}) is not usable: write {words}")
+    if number:
+        _warn(
+            f"{key} {value} ({source}) has no unit, and will be refused: write {show(int(number))}"
+        )
+
+
+@lru_cache
+def _warn(text: str) -> None:
+    """Log it once: a daemon loads the configuration whenever a client comes."""
+    logger.warning("%s", text)
+
+
 def _sentence(error: ErrorDetails, settings: Mapping[str, Setting]) -> str:
     path = [str(part) for part in error["loc"]]
     dotted = [".".join(path[:n]) for n in (3, 2, 1)]
@@ -273,9 +300,13 @@ def _accepted(kind: object, marks: Sequence[object]) -> str:
         return _accepted(parts[0], getattr(parts[1], "metadata", ()))
     if parts and get_origin(kind) not in _WORDS:
         return " or ".join(_accepted(part, marks) for part in parts)
-    shown_by = [mark.func for mark in marks if isinstance(mark, PlainSerializer)]
-    show = next((each for each in (show_size, show_duration) if each in shown_by), repr)
+    show = _shown_by(marks)
     # A type's own bounds come last, a setting's are tighter.
     bounds = {n: getattr(m, n) for n in _BOUNDS for m in reversed(marks) if hasattr(m, n)}
     words = _WORDS.get(show) or _WORDS.get(get_origin(kind) or kind, "text")
     return ", ".join([words, *(f"{_BOUNDS[n]} {show(value)}" for n, value in bounds.items())])
+
+
+def _shown_by(marks: Sequence[object]) -> Callable[[Any], str]:
+    shown_by = [mark.func for mark in marks if isinstance(mark, PlainSerializer)]
+    return next((each for each in (show_size, show_duration) if each in shown_by), repr)

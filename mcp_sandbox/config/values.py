@@ -1,21 +1,34 @@
 """Kinds of values of settings: how each is written (`512m`, `1h30m`), checked, and shown."""
 
 import re
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 from cronsim import CronSim, CronSimError
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer
 
 from mcp_sandbox.config.environment import PREFIX, home
 
+T = TypeVar("T")
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+DAY_S = 86_400
 _SIZE_UNITS = {"": 1, "k": KIB, "m": MIB, "g": GIB, "t": 1 << 40}
-_TIME_UNITS = {"d": 86_400, "h": 3600, "m": 60, "s": 1, "ms": 0.001}
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE)
-_TIME_PART = re.compile(r"(\d{1,20}(?:\.\d{1,20})?)(ms|[dhms])")
+_TIME_UNITS = {"w": 7 * DAY_S, "d": DAY_S, "h": 3600, "m": 60, "s": 1, "ms": 0.001}
+# The other words that people write for a unit, and each of them with an "s".
+_SIZE_WORDS = {"b byte": "", "kb kib": "k", "mb mib": "m", "gb gib": "g", "tb tib": "t"}
+_TIME_WORDS = {"week": "w", "day": "d", "hr hour": "h", "min minute": "m", "sec second": "s"}
+_PART = re.compile(r"(\d{1,20}(?:\.\d{1,20})?)([a-z]*)")
+
+
+def _spell(units: Mapping[str, T], words: Mapping[str, str]) -> Mapping[str, T]:
+    more = {word: unit for each, unit in words.items() for word in each.split()}
+    return {**units, **{f"{word}{end}": units[more[word]] for word in more for end in ("", "s")}}
+
+
+_SIZES, _TIMES = _spell(_SIZE_UNITS, _SIZE_WORDS), _spell(_TIME_UNITS, _TIME_WORDS)
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -23,23 +36,31 @@ def parse_size(value: object) -> object:
     """Return bytes for a text like `512m` or `2g`; other types are left to the model."""
     if not isinstance(value, str):
         return value
-    match = _SIZE.fullmatch(value.strip())
-    if match is None:
+    match = _PART.fullmatch(_squeeze(value))
+    if match is None or match[2] not in _SIZES:
         raise ValueError("write a size as bytes or with a unit, such as 512m or 2g")
-    return int(Decimal(match[1]) * _SIZE_UNITS[match[2].lower()])
+    return int(Decimal(match[1]) * _SIZES[match[2]])
 
 
 def parse_duration(value: object) -> object:
     """Return seconds for a text like `10m` or `1h30m`; a bare number is seconds."""
     if not isinstance(value, str):
         return value
-    text = value.strip().lower().replace(" ", "")
-    if re.fullmatch(r"\d+(\.\d+)?", text):
-        return float(text)
-    parts = _TIME_PART.findall(text)
-    if not parts or "".join(number + unit for number, unit in parts) != text:
+    text = _squeeze(value)
+    parts = _PART.findall(text) if not is_bare(text) else [(text, "s")]
+    whole = "".join(number + unit for number, unit in parts) in (text, f"{text}s")
+    if not parts or not whole or any(unit not in _TIMES for _, unit in parts):
         raise ValueError("write a time as seconds or with units, such as 90, 10m or 1h30m")
-    return sum(float(number) * _TIME_UNITS[unit] for number, unit in parts)
+    return sum(float(number) * _TIMES[unit] for number, unit in parts)
+
+
+def is_bare(value: object) -> bool:
+    """Return whether a value was written as a number without a unit."""
+    return bool(re.fullmatch(r"\d+(\.\d+)?", str(value).strip()))
+
+
+def _squeeze(text: str) -> str:
+    return "".join(text.lower().split())
 
 
 def show_size(value: int) -> str:

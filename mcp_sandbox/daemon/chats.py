@@ -239,6 +239,7 @@ def _make_row(status: SessionStatus) -> dict[str, Any]:
         "assistant": status.assistant,
         "saved": status.saved_at and status.saved_at.isoformat(),
         "unsaved": status.unsaved,
+        "folder": status.folder,
     }
 
 

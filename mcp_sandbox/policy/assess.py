@@ -34,7 +34,6 @@ from mcp_sandbox.policy.shell import read_commands
 Profile = Literal["isolated", "strict", "off"]
 
 _BROWSER = re.compile(r"selenium|playwright|puppeteer|browser|screenshot", re.IGNORECASE)
-_KEPT = "sandbox_reset empties the workspace instead, and keeps a copy for a day"
 _INSTEAD = "find a way without it, or have the user do it"
 _READERS = {"python": read_python, "javascript": read_javascript}
 _READ = 65_536
@@ -79,7 +78,7 @@ def decide(found: Assessment, profile: Profile, network: Network, language: str)
         return Decision("allow")
     worst = next(iter(found.patterns), None)
     if destroys := _tagged(found, "destroys"):
-        return Decision("deny", f"{destroys}; {_KEPT}", destroys)
+        return Decision("deny", f"{destroys}; {destroys.instead or _INSTEAD}", destroys)
     strict = profile == "strict"
     if strict and found.level == "critical" and language in ("shell", "bash"):
         return Decision("deny", f"{worst}; {_INSTEAD}", worst)

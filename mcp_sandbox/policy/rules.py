@@ -30,7 +30,8 @@ _KINDS = ("piped from", "program", "subcommand", "flags", "argument", "writes", 
           "name", "literal")  # fmt: skip
 _NAMES, _ANY = re.compile(r"[\w|-]+"), "*"
 _WANTED = "write a list of rules with id, language, level, reason, match and a condition each"
-_KEYS = {*_KINDS, "id", "language", "level", "tags", "reason", "match", "not_match", "replaces"}
+_KEYS = {*_KINDS, "id", "language", "level", "tags", "reason", "match", "not_match"}
+_KEYS |= {"replaces", "instead"}
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,10 @@ class Fact:
 
 @dataclass(frozen=True)
 class RuleMatch:
-    """A rule that applies: what it destroys or where it sends something is its `target`."""
+    """A rule that applies: what it destroys or where it sends something is its `target`.
+
+    `instead`: what to do in its place, "" if the rule does not say.
+    """
 
     rule: str
     level: Level
@@ -62,6 +66,7 @@ class RuleMatch:
     tags: frozenset[str] = frozenset()
     target: str = ""
     folder: str = ""
+    instead: str = ""
 
     def __str__(self) -> str:
         return f"{self.reason}: {self.target}" if self.target else self.reason
@@ -94,6 +99,7 @@ class PolicyRule:
     conditions: tuple[tuple[str, re.Pattern[str]], ...]
     examples: tuple[tuple[str, bool], ...]
     replaces: str
+    instead: str
     at: str
 
     def applied(self, fact: Fact) -> RuleMatch | None:
@@ -111,7 +117,8 @@ class PolicyRule:
                 target = target.removeprefix(text).strip()
         plain = (text.replace(DYNAMIC, UNKNOWN) for text in (target[:200], fact.folder))
         shown = (escape_unseen(text, kept="") for text in plain)
-        return RuleMatch(self.id, self.level, self.reason, self.tags, *shown)
+        told, folder = shown
+        return RuleMatch(self.id, self.level, self.reason, self.tags, told, folder, self.instead)
 
 
 def escape_unseen(text: str, kept: str = "\n\t") -> str:
@@ -194,9 +201,17 @@ def _rule(given: Mapping[str, object], at: str) -> PolicyRule:
     if not conditions or not good:
         raise ValueError("it needs a condition, and an example to match")
     examples = (*((each, True) for each in good), *((each, False) for each in bad))
-    name, reason, replaces = (str(given.get(key, "")) for key in ("id", "reason", "replaces"))
-    at = f"{at}: rule {name}"
-    return PolicyRule(name, language, level, tags, reason, conditions, examples, replaces, at)
+    text = {key: str(given.get(key, "")) for key in ("id", "reason", "replaces", "instead")}
+    at = f"{at}: rule {text['id']}"
+    return PolicyRule(
+        language=language,
+        level=level,
+        tags=tags,
+        conditions=conditions,
+        examples=examples,
+        at=at,
+        **text,
+    )
 
 
 def _list(given: Mapping[str, object], key: str) -> list[str]:

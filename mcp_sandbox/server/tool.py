@@ -77,6 +77,14 @@ PARAMETERS = {
     "timeout_s": "timeout timeout_ms timeout_seconds max_time",
     "wait_s": "wait run_in_background background block yield_time_ms",
 }
+# What tools of other agents take besides, and what changes nothing here.
+_IDLE = {
+    *("description", "explanation", "justification", "goal", "intent", "summary"),
+    *("require_user_approval", "requires_approval"),
+}
+_TO_BACKGROUND = ("run_in_background", "is_background", "isBackground", "background")
+# Clients parse such arguments if they hold JSON.
+_WHOLE = ("content", "stdin")
 _TOLD = 1_000
 _KINDS = {
     "string": "text",
@@ -98,7 +106,8 @@ TOOLS = {
     "preview": "open_browser browser_preview preview_start open_port expose_port serve",
     "process": "bashoutput bash_output killshell kill_shell kill ps jobs background taskoutput",
     "read_file": "cat open view view_file open_file notebookread",
-    "run_code": "python ipython jupyter code_interpreter python_repl_ast notebookedit node",
+    "run_code": "python run_python ipython jupyter code_interpreter python_repl_ast node "
+    "notebookedit",
     "skill_activate": "skill",
     "write_file": "create save create_file",
 }
@@ -215,6 +224,12 @@ class SandboxTool(Tool, arbitrary_types_allowed=True):
             asks.reset(asked)
         # Clients show a model nothing but the structured part of a result that has one.
         news = [] if result.structured_content else await session.take_notices()
+        news += [
+            f"{name} came as {_shown(arguments[name])} and was taken as JSON: give it as text to "
+            "choose how it is written"
+            for name in _WHOLE
+            if isinstance(arguments.get(name), dict | list)
+        ]
         if find_client_timeout(context).lost:
             # Of an answer that comes too late they show nothing: it comes with the next one.
             text = "\n".join(each.text for each in result.content if each.type == "text")
@@ -281,9 +296,22 @@ def build_tool(
 
 
 def _meant(arguments: Schema, properties: Schema) -> dict[str, Any]:
-    """Convert arguments to the types of their schemas; null and "" omit an optional one."""
-    schemas = {name: properties.get(name, {}) for name in arguments}
-    read = {name: _read(arguments[name], schema) for name, schema in schemas.items()}
+    """Convert arguments to the types of their schemas; null and "" omit an optional one.
+
+    What other agents' tools take besides is left out where it changes nothing.
+    """
+    given = {each: arguments[each] for each in arguments if each in properties or each not in _IDLE}
+    waits = "wait_s" in properties and "action" not in properties
+    for name in _TO_BACKGROUND if waits else ():
+        if isinstance(value := _read(given.get(name), {"type": "boolean"}), bool):
+            del given[name]
+            if value:
+                given.setdefault("wait_s", 0)
+    schemas = {name: properties.get(name, {}) for name in given}
+    read = {name: _read(given[name], schema) for name, schema in schemas.items()}
+    for name in _WHOLE:
+        if name in properties and isinstance(whole := read.get(name), dict | list):
+            read[name] = json.dumps(whole, indent=2, ensure_ascii=False) + "\n"
     left_out = {name for name in read if "default" in schemas[name] and read[name] in (None, "")}
     return {name: value for name, value in read.items() if name not in left_out}
 
@@ -295,6 +323,8 @@ def _read(value: object, schema: Schema) -> object:
         with suppress(ValueError, TypeError):
             check_json_size(value.encode("utf-8", "replace"))
             value = from_json({"True": "true", "False": "false"}.get(value, value))
+    if isinstance(value, str) and "array" in kinds:
+        return [value]
     if isinstance(value, dict) and "object" in kinds:
         return {
             name: json.dumps(each) if isinstance(each, int | float) else each
@@ -376,5 +406,6 @@ def offer(name: str, ours: Iterable[str], table: Mapping[str, str]) -> str:
     """Return a question that offers the first of `ours` that fits; empty if none does."""
     word, known = name.lower(), [*ours]
     called = [each for each in known if word in table.get(each, "").split()]
-    likely = called or difflib.get_close_matches(word[:100], known, n=1, cutoff=0.5)
+    # The letters alone tell only of a slip.
+    likely = called or difflib.get_close_matches(word[:100], known, n=1, cutoff=0.6)
     return f"did you mean {likely[0]}? " if likely else ""

@@ -260,7 +260,9 @@ class Egress:
             with suppress(InvalidArgument):
                 # Name the way to a grant only where one would help.
                 if self._rules.judge(target, [parse_rule(host)])[0]:
-                    way = f"mcp-sandbox egress allow {_name(chat)} {host}"
+                    # A grant to read is there where only writing was refused.
+                    read = "" if "only reading" in place.why else " --read"
+                    way = f"mcp-sandbox egress allow {_name(chat)} {host}{read}"
                     said += f". network_access asks the user for it, who can also type: {way}"
         return said
 

@@ -41,6 +41,7 @@ from mcp_sandbox.sessions.settings import SPEC, list_chat_sandboxes
 from mcp_sandbox.sessions.skills import ChatSkills, Skills
 from mcp_sandbox.telemetry.calls import Count
 from mcp_sandbox.workspace.pool import PoolFolder
+from mcp_sandbox.workspace.projects import PROJECT
 
 if TYPE_CHECKING:
     from mcp_sandbox.sessions.saving import Saving
@@ -284,6 +285,7 @@ class SessionManager:
     ) -> SessionStatus:
         created_at, last_used_at = self._context.use_times.times(chat, record)
         saved_at, unsaved = self.saving.status(chat, record) if self.saving else (None, False)
+        noted = reversed([*read_object(record, PROJECT)])
         return SessionStatus(
             id=name_session(chat),
             chat=chat,
@@ -300,6 +302,7 @@ class SessionManager:
             saved_at=saved_at,
             unsaved=unsaved,
             preview=use.preview,
+            folder=str(self._context.projects.folder(chat) or next(noted, "")),
         )
 
     async def status(self, chat: ChatId) -> SessionStatus | None:

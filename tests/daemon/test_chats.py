@@ -2,12 +2,15 @@
 
 import json
 import os
+import re
 import subprocess
+import sys
 from pathlib import Path
 
 import anyio
 import pytest
 
+from mcp_sandbox.cli.options import narrowed, table, tell
 from mcp_sandbox.daemon.chats import find_chat
 from mcp_sandbox.errors import Ambiguous, InvalidArgument, NotFound
 from mcp_sandbox.models import ChatId
@@ -56,7 +59,25 @@ async def test_ls_shows_every_chat_and_what_it_does(tmp_path: Path) -> None:
         ]
         shown = (await command(where, "ls")).out
         assert "local/first" in shown
-        assert "just now" in shown
+        assert " now " in shown
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_a_list_has_a_line_for_each_row_and_never_cuts_the_name(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], width: int
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", str(width))
+    long = f"local/{'n' * 60}"
+    cells = [(long, *("running", "512 MiB", "17m", "1") * 2, "/srv/app")]
+    columns = [f"column {number}" for number in range(len(cells[0]))]
+    tell([], narrowed(table(*columns, rows=cells)), as_json=False)
+    head, row, *more = capsys.readouterr().out.splitlines()
+    assert not more
+    assert row.split()[0] == long
+    shown = len(re.findall(r"column \d", head))
+    assert len(row.rstrip()) <= max(width, len(long) + 1)
+    assert shown == {40: 1, 80: 2, 200: len(columns)}[width]
 
 
 def sleeping(seconds: str) -> bool:

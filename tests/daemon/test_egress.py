@@ -29,7 +29,7 @@ async def test_a_person_sees_what_was_refused_and_allows_it_to_a_running_sandbox
             told = await client.call("exec", command="curl -s http://later.example.com")
             return "\n".join(each["text"] for each in told["content"])
 
-        way = "mcp-sandbox egress allow a later.example.com"
+        way = "mcp-sandbox egress allow a later.example.com --read"
         assert f"network_access asks the user for it, who can also type: {way}]" in await asked()
         refused = await command(where, "egress allow", "a", "later.example.com")
         assert (refused.code, "type it on a terminal, or give --yes" in refused.err) == (1, True)

@@ -1,5 +1,6 @@
 """The folder of a client in its chat's sandbox, as the operator allows it."""
 
+import json
 import os
 from pathlib import Path
 
@@ -38,6 +39,8 @@ async def test_the_folder_is_shown_as_the_operator_allows(
             tried = await client.exec("(echo changed > /project/main.py) 2>&1; true")
             seen = await client.exec("cat /project/main.py 2>&1")
             said = (await client.call("sandbox_info"))["structuredContent"]["project"]
+        (row,) = json.loads((await command(where, "ls", "--json")).out)
+    assert row["folder"] == ("" if access == "none" else str(project))
     assert said.startswith("none: " if access == "none" else "/project: ")
     on_host = (project / "main.py").read_text()
     if access == "none":

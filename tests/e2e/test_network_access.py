@@ -37,8 +37,8 @@ async def test_a_user_allows_hosts_and_packages_come(asking: Served) -> None:
         asked.append(params.message)
         return ElicitResult(action="accept", content={})
 
-    async def wanted(client: Client, *hosts: str, write: bool = False) -> str:
-        given = {"hosts": hosts, "reason": "to install tiny", "write": write}
+    async def wanted(client: Client, *hosts: str, one: str = "", write: bool = False) -> str:
+        given = {"hosts": one or hosts, "reason": "to install tiny", "write": write}
         return text_of(await client.call_tool("network_access", given))
 
     with undisturbed(asking.world):
@@ -47,6 +47,8 @@ async def test_a_user_allows_hosts_and_packages_come(asking: Served) -> None:
             assert "the user allows pypi.org" in await wanted(client, *SHOPS)
             assert "tiny-1.0-py3-none-any.whl" in await fetched(client)
             assert "allowed already" in await wanted(client, "pypi.org", PLAIN)
+            for named in ("pypi.org", "https://pypi.org/simple/tiny", '["pypi.org"]'):
+                assert await wanted(client, one=named) == "pypi.org: allowed already; connect again"
             assert len(asked) == 1
             assert asked[0].split("\n")[0] == f"Read from {', '.join(SHOPS)}?"
             assert "the user allows pypi.org to read and write" in await wanted(

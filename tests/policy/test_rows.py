@@ -122,12 +122,21 @@ def test_t12_browser_actions_that_pay_or_tell_secrets_are_high_and_all_need_a_br
 
 
 def test_t20_what_destroys_is_denied_with_a_word_about_what_to_do_instead() -> None:
-    for code in ("rm -rf /workspace", "mkfs.ext4 /dev/sda", ":(){ :|:& };:", "x > /dev/sda"):
+    for code, instead in (
+        ("rm -rf /workspace", "sandbox_reset"),
+        ("rm -rf ~", "name what is to go"),
+        ("mkfs.ext4 /dev/sda", "make it in a file"),
+        ("cd /dev; wipefs -a sda", "make it in a file"),
+        (":(){ :|:& };:", "start a fixed number"),
+        ("x > /dev/sda", "write to a file"),
+    ):
         for profile in ("isolated", "strict"):
             decided = decide(assess(code, "shell"), profile, "none", "shell")
             assert decided.verdict == "deny"
-            assert "sandbox_reset" in decided.sentence
+            assert instead in decided.sentence
             assert decided.match is not None
+    for code in ("mkfs.ext4 disk.img", "mkswap -f ./swap", "wipefs -a x.img", "mke2fs b 8M"):
+        assert decide(assess(code, "shell"), "isolated", "none", "shell").verdict == "allow"
     assert decide(assess("rm -rf /", "shell"), "off", "open", "shell").verdict == "allow"
 
 

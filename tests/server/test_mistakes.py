@@ -3,6 +3,7 @@
 Most rows are made of the tools' own schemas, so that a new tool or parameter has them too.
 """
 
+import json
 import re
 from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
@@ -20,6 +21,14 @@ Row = tuple[str, str, dict[str, Any], dict[str, Any] | str]
 
 WAY_OUT = re.compile("must be |: give |did you mean |this tool takes |leave it out")
 LEFT_OUT = object()
+
+
+class Meant(str):
+    """A text that a value is taken as, where other texts are words of a refusal."""
+
+    __slots__ = ()
+
+
 COMPANIONS = {
     ("skill_activate", "offset"): {"path": "a"},
     **{("process", name): {"action": "wait", "id": "a"} for name in ("until", "tail")},
@@ -75,8 +84,13 @@ def mistakes(name: str, schema: dict[str, Any]) -> Iterator[tuple[str, Any, Any]
         yield from (("null", None, LEFT_OUT), ("nothing", "", LEFT_OUT))
     else:
         yield "null", None, wrong
-    yield "a list", [1], wrong
-    yield "an object in an object", {"a": {"b": {}}}, name
+    nested: dict[str, Any] = {"a": {"b": {}}}
+    if name in ("content", "stdin"):
+        for what, given in (("a list", [1]), ("an object in an object", nested)):
+            yield what, given, Meant(json.dumps(given, indent=2) + "\n")
+    else:
+        yield "a list", [1], wrong
+        yield "an object in an object", nested, name
     yield from {
         "string": text_mistakes,
         "integer": number_mistakes,
@@ -139,7 +153,7 @@ def rows() -> Iterator[Row]:
                 yield tool, f"{name} missing", without, f"{name} is missing: give "
             for what, given, taken in mistakes(name, kind):
                 outcome = {**without, name: taken} if taken is not LEFT_OUT else without
-                refused = isinstance(taken, str)
+                refused = isinstance(taken, str) and not isinstance(taken, Meant)
                 yield tool, f"{name}: {what}", {**least, name: given}, taken if refused else outcome
 
 
@@ -210,6 +224,14 @@ WORKS: list[tuple[str, dict[str, Any], str]] = [
     ("exec", {"command": "ls", "cwd": "file://src"}, "g.py"),
     ("exec", {"command": "ls", "cwd": "src/../src"}, "g.py"),
     ("exec", {"command": 'basename "$PWD"', "cwd": "'d'"}, "'d'"),
+    ("exec", {"command": "echo 8", "description": "Prints 8"}, "8"),
+    ("exec", {"command": "echo 8", "explanation": "", "is_background": False}, "8"),
+    ("exec", {"command": "sleep 1; echo 8", "run_in_background": True}, "goes on as p"),
+    ("run_code", {"code": "print(8)", "background": "false", "justification": "x"}, "8"),
+    ("read_file", {"path": "f.txt", "description": "looks"}, "one"),
+    ("write_file", {"path": "p.json", "content": {"a": "ä", "b": [1]}}, "was taken as JSON"),
+    ("exec", {"command": "cat p.json"}, '{\n  "a": "ä",\n  "b": [\n    1\n  ]\n}'),
+    ("exec", {"command": "cat", "stdin": [1]}, "stdin came as a list of 1 and was taken as JSON"),
     ("exec", {"command": "```sh\necho $((1 + 1))\n```"}, "2"),
     ("exec", {"command": "\n~~~\r\necho 1\n  ~~~  \n"}, "1"),
     ("exec", {"command": "echo `echo a`"}, "a"),
@@ -249,8 +271,9 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("exec", {"command": "ls", "workdir": "/"}, "did you mean cwd?"),
     ("exec", {"command": "ls", "timeout": 5}, "did you mean timeout_s?"),
     ("exec", {"command": "ls", "timeout_ms": 5000}, "did you mean timeout_s?"),
-    ("exec", {"command": "ls", "run_in_background": True}, "did you mean wait_s?"),
-    ("exec", {"command": "ls", "background": True}, "did you mean wait_s?"),
+    ("exec", {"command": "ls", "run_in_background": "perhaps"}, "did you mean wait_s?"),
+    ("exec", {"command": "ls", "dangerouslyDisableSandbox": True}, "this tool takes command"),
+    ("read_file", {"path": "f.txt", "depiction": "x"}, "this tool takes path"),
     ("exec", {"command": "ls", "wait_s": 45_000}, "Milliseconds? It is seconds: 45."),
     ("exec", {"command": "ls", "wait_s": 0, "cwd": "nowhere"}, "cwd"),
     ("process", {"action": "wait", "bash_id": "p1-abc"}, "did you mean id?"),

@@ -1,10 +1,11 @@
 """Tools about the sandbox itself, what goes on in it between calls, and the hosts it reaches."""
 
+import re
 from typing import Annotated, Literal
 from urllib.parse import quote
 
 from mcp.types import CallToolResult
-from pydantic import AfterValidator, Field, StringConstraints
+from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints
 
 from mcp_sandbox.config.sections import CallsConfig
 from mcp_sandbox.errors import InvalidArgument, NotPermitted
@@ -24,7 +25,18 @@ from mcp_sandbox.server.tool import (
 from mcp_sandbox.server.tools.code import WAIT_S, Until, live_progress, shown, waits
 from mcp_sandbox.sessions.session import Session
 
-Host = Annotated[str, StringConstraints(min_length=1, max_length=260)]
+
+def _without_path(host: object) -> object:
+    """Return the HOST:PORT of an address such as https://HOST:PORT/PATH."""
+    if not isinstance(host, str) or not (address := _ADDRESS.match(host)):
+        return host
+    return address[1]
+
+
+_ADDRESS = re.compile(r"(?:https?|wss?|git|ssh)://(?:[^/?#@]{0,200}@)?([^/?#@]{1,260})")
+Host = Annotated[
+    str, BeforeValidator(_without_path), StringConstraints(min_length=1, max_length=260)
+]
 Hosts = Annotated[
     list[Host],
     Field(min_length=1, max_length=10, description="HOST or HOST:PORT; without a port 80 and 443."),
