@@ -46,6 +46,13 @@ async def backend_on(data_root: Path) -> AsyncGenerator[KubernetesBackend]:
         yield backend
 
 
+@pytest.fixture
+def soon_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give an API server less time than a pod has to begin."""
+    for module in ("client", "watch"):
+        monkeypatch.setattr(f"mcp_sandbox.backends.kubernetes.{module}.WAIT_S", 4.0)
+
+
 def pod_of(fake: Cluster) -> str:
     (name,) = fake.names("pods")
     return name
@@ -262,7 +269,7 @@ async def test_cut_streams_lose_no_process_and_repeat_no_call(
 
 
 async def test_a_server_lost_while_a_pod_begins_again_costs_no_file(
-    kind: str, fake: Cluster, data_root: Path
+    kind: str, fake: Cluster, data_root: Path, soon_gives_up: None
 ) -> None:
     async with session_on(data_root, start_timeout="5s") as session:
         name = pod_of(fake)
@@ -307,7 +314,7 @@ async def test_repositories_and_archives_work_on_a_volume(fake: Cluster, data_ro
     "away_s", [1.5, pytest.param(300.0, marks=(pytest.mark.whole, pytest.mark.timeout(400)))]
 )
 async def test_while_the_server_is_away_open_chats_work_and_new_ones_are_told(
-    fake: Cluster, data_root: Path, away_s: float
+    fake: Cluster, data_root: Path, away_s: float, soon_gives_up: None
 ) -> None:
     fake.store.watch_s = 0.5
     async with open_manager(in_cluster(data_root, start_timeout="8s")) as manager:
@@ -528,7 +535,7 @@ async def test_the_secret_is_in_no_object_and_no_environment(
 
 
 async def test_a_fault_of_its_own_ends_the_server(
-    fake: Cluster, data_root: Path, monkeypatch: pytest.MonkeyPatch
+    fake: Cluster, data_root: Path, monkeypatch: pytest.MonkeyPatch, soon_gives_up: None
 ) -> None:
     def fail(*_: object) -> None:
         raise ZeroDivisionError
@@ -537,5 +544,5 @@ async def test_a_fault_of_its_own_ends_the_server(
         await (await manager.session(CHAT)).exec("true")
     monkeypatch.setattr(Row, "of", fail)
     with anyio.fail_after(20), pytest.RaisesGroup(ZeroDivisionError, flatten_subgroups=True):
-        async with open_manager(in_cluster(data_root, start_timeout=2.0)) as manager:
+        async with open_manager(in_cluster(data_root)) as manager:
             await (await manager.session(CHAT)).exec("true")
