@@ -13,6 +13,7 @@ from mcp_sandbox.app.chats import open_backend, open_manager
 from mcp_sandbox.backends.base import ShowsSkills
 from mcp_sandbox.config import Config, KubernetesConfig, StorageConfig
 from mcp_sandbox.config.values import MIB
+from mcp_sandbox.daemon.chats import ChatControl
 from mcp_sandbox.doctor.machine import examine_cluster
 from mcp_sandbox.errors import (
     BackendUnavailable,
@@ -134,6 +135,26 @@ async def test_a_paused_chat_is_saved_and_comes_back(
         await fake.until(fake.is_empty)
         await manager.resume(CHAT)
         assert (await session.exec("cat file")).stdout == "kept\n"
+
+
+async def test_a_pause_tells_what_it_has_ended_and_promises_no_process(
+    kind: str, fake: Cluster, data_root: Path
+) -> None:
+    async with manager_on(data_root) as manager:
+        session = await manager.session(CHAT)
+        await session.exec("sleep 1000", wait_s=0)
+
+        async def control() -> SessionManager:
+            return manager
+
+        told = await ChatControl(control).commands["pause"]({"chat": CHAT.chat})
+        assert (told["paused"], told["keeps_processes"]) == (True, False)
+        await session.exec("true")
+        notices = await session.take_notices()
+        (why,) = [each for each in notices if "sleep 1000" in each]
+        assert "was paused. This saved its files and ended it." in why
+        assert "killed" not in why
+        assert "same files" not in why
 
 
 @pytest.mark.timeout(90)

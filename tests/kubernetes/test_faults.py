@@ -132,6 +132,46 @@ async def test_a_pod_deleted_by_hand_is_told_and_its_files_stay(
         assert (await session.exec("cat file")).stdout == "kept\n"
 
 
+async def test_of_a_sandbox_that_is_deleted_with_its_volume_no_files_are_promised(
+    kind: str, fake: Cluster, data_root: Path
+) -> None:
+    def delete() -> None:
+        if kind == "sandboxes":
+            fake.delete("sandboxes", name)
+        else:
+            fake.delete("persistentvolumeclaims", name)
+            fake.delete("pods", name)
+
+    async with open_manager(in_cluster(data_root)) as manager:
+        session = await saved_and_changed(manager)
+        name = pod_of(fake)
+        told = await lost(session, delete)
+        assert "somebody deleted it in the cluster" in told
+        assert "the next call says whether files are" in told
+        assert "kept" not in told
+        assert "same files" not in told
+        await fake.until(fake.is_empty)
+        assert (await session.exec("cat file")).stdout == "saved\n"
+        assert any("Your files are as of" in each for each in await session.take_notices())
+
+
+async def test_of_one_that_is_deleted_between_calls_no_files_are_promised_either(
+    kind: str, fake: Cluster, data_root: Path
+) -> None:
+    async with open_manager(in_cluster(data_root)) as manager:
+        session = await saved_and_changed(manager)
+        await session.take_notices()
+        name = pod_of(fake)
+        fake.delete("sandboxes" if kind == "sandboxes" else "persistentvolumeclaims", name)
+        if kind == "pods":
+            fake.delete("pods", name)
+        await fake.until(fake.is_empty)
+        assert (await session.exec("cat file")).stdout == "saved\n"
+        notices = await session.take_notices()
+        assert any("this is a new one." in each for each in notices)
+        assert not any("same files" in each for each in notices)
+
+
 async def test_a_pod_deleted_by_force_is_told_though_nothing_cuts_its_stream(
     fake: Cluster, data_root: Path
 ) -> None:
