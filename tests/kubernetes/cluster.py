@@ -54,7 +54,7 @@ class Cluster:
         # Versions of Sandboxes that are served, and of the stream of an exec.
         self.has_sandboxes: list[str] = []
         self.protocols = [V5, V4]
-        self.token = TOKEN
+        self.token, self.namespace = TOKEN, "sandboxes"
         # The paths of all requests.
         self.requests: list[str] = []
         # Answers instead of the next requests: (status, headers).
@@ -178,7 +178,8 @@ class Cluster:
             raise HTTPException(401, "Unauthorized")
         if (verb, resource) in self.forbidden:
             raise HTTPException(403, f'User "tester" cannot {verb} resource "{resource}"')
-        if (namespace := request.path_params.get("namespace", "sandboxes")) != "sandboxes":
+        namespace = request.path_params.get("namespace", self.namespace)
+        if namespace != self.namespace:
             raise HTTPException(404, f'namespaces "{namespace}" not found')
 
     async def _version(self, request: Request) -> Response:
