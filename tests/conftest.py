@@ -100,6 +100,11 @@ NOT_IN_PODS = {
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
+        "--break-cluster",
+        action="store_true",
+        help="in a real cluster, too, the tests that delete and change all of its sandboxes",
+    )
+    parser.addoption(
         "--whole", action="store_true", help="long runs, and every repetition, on every backend"
     )
 

@@ -5,7 +5,7 @@ import os
 import socket
 import threading
 from collections.abc import AsyncGenerator, Callable, Generator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 from unittest import mock
@@ -62,6 +62,9 @@ class Cluster:
         # (verb, resource) that the user has no right to.
         self.forbidden: set[tuple[str, str]] = set()
         self.away.clear()
+
+    def close(self) -> None:
+        self.socket.close()
 
     def kubeconfig(self, server: str = "") -> Path:
         """Write how to reach it."""
@@ -290,8 +293,7 @@ def running(folder: Path) -> Generator[Cluster]:
     """Start a cluster in a thread of its own, and name it in KUBECONFIG."""
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o755)
-    with start_blocking_portal() as portal:
-        cluster = Cluster(folder, portal)
+    with start_blocking_portal() as portal, closing(Cluster(folder, portal)) as cluster:
         named = mock.patch.dict(os.environ, KUBECONFIG=str(cluster.kubeconfig()))
         with portal.wrap_async_context_manager(cluster.serve()), named:
             yield cluster

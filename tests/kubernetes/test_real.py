@@ -53,16 +53,26 @@ def test_a_run_in_a_cluster_of_another_namespace_leaves_nothing_there(tmp_path: 
 
 
 @pytest.mark.timeout(180)
+def test_what_breaks_a_cluster_runs_in_one_that_is_given_for_it(tmp_path: Path) -> None:
+    with running(tmp_path / "cluster") as cluster:
+        code, printed = run_in(
+            *(cluster, tmp_path / "base", "--break-cluster", "tests/kubernetes/test_faults.py"),
+            *("-k", "(pods and (deleted_by_hand or deleted_with_its_volume)) or version_4"),
+        )
+        assert code == 0, printed
+        assert "2 passed, 1 skipped" in printed
+        assert "only a fake cluster has protocols" in printed
+        assert cluster.is_empty()
+
+
+@pytest.mark.timeout(180)
 def test_a_run_that_leaves_pods_fails_and_removes_them(tmp_path: Path) -> None:
-    # Beside the others, whose fixtures it has.
-    file = Path(__file__).with_name(f"test_left_by_{os.getpid()}.py")
+    file = tmp_path / "test_left.py"
     file.write_text(_LEAVES)
-    try:
-        with running(tmp_path / "cluster") as cluster:
-            code, printed = run_in(cluster, tmp_path / "base", str(file))
-            assert "2 passed, 1 error" in printed
-            assert "tests left behind:\n  Pod mcs-" in printed.replace("E   ", "")
-            assert code == 1
-            assert cluster.is_empty()
-    finally:
-        file.unlink()
+    with running(tmp_path / "cluster") as cluster:
+        own = ("-p", "tests.conftest", "-c", str(Path("pyproject.toml").absolute()))
+        code, printed = run_in(cluster, tmp_path / "base", *own, str(file))
+        assert "2 passed, 1 error" in printed
+        assert "tests left behind:\n  Pod mcs-" in printed.replace("E   ", "")
+        assert code == 1
+        assert cluster.is_empty()
