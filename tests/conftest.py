@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
+from unittest import mock
 
 import anyio
 import pytest
@@ -47,6 +48,14 @@ WITHOUT_WALLS = (
 
 
 IN_A_REAL_CLUSTER = "kubernetes" in REQUIRED and "KUBECONFIG" in os.environ
+# What it has, by the names of settings; no other test is to depend on that.
+_PREFIX = "MCP_SANDBOX_KUBERNETES__"
+GIVEN = {
+    name: os.environ.get(f"{_PREFIX}{name.upper()}", "")
+    for name in ("namespace", "objects", "image", "seccomp_profile")
+}
+# The data roots of tests that ask for a cluster.
+IN_CLUSTER = set[Path]()
 # The pods of the fake cluster are containers of the engine here.
 CLUSTER = (*(() if IN_A_REAL_CLUSTER else ("docker",)), "s3", "kubernetes")
 # On its node lies the profile of system calls that Docker's sandboxes have.
@@ -90,6 +99,11 @@ NOT_IN_PODS = {
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--break-cluster",
+        action="store_true",
+        help="in a real cluster, too, the tests that delete and change all of its sandboxes",
+    )
     parser.addoption(
         "--whole", action="store_true", help="long runs, and every repetition, on every backend"
     )
@@ -143,7 +157,7 @@ def configured(name: str, data_dir: Path) -> Config:
         store = rclone.shared().settings(prefix=f"at{hashlib.sha256(bytes(data_dir)).hexdigest()}")
         return Config(data_dir=data_dir, backend=where, storage=store)
     if name.startswith("kubernetes"):
-        own = os.environ.get("MCP_SANDBOX_KUBERNETES__SECCOMP_PROFILE", "")
+        own = GIVEN["seccomp_profile"]
         storage = "backups" if name.endswith("backups") else "volume"
         profile = own if IN_A_REAL_CLUSTER else PROFILE
         return in_cluster(data_dir, seccomp_profile=profile, storage=storage)
@@ -157,10 +171,11 @@ def in_cluster(data_dir: Path, **given: object) -> Config:
     """Return the configuration of the cluster that KUBECONFIG names."""
     store = rclone.shared().settings(prefix=f"at{hashlib.sha256(bytes(data_dir)).hexdigest()}")
     image = os.environ.get("MCP_SANDBOX_DOCKER__IMAGE", KubernetesConfig().image)
-    named = {"image": os.environ.get("MCP_SANDBOX_KUBERNETES__IMAGE", image)}
-    for name in ("namespace", "objects") if "kubernetes" in REQUIRED else ():
-        if value := os.environ.get(f"MCP_SANDBOX_KUBERNETES__{name.upper()}"):
+    named = {"image": GIVEN["image"] or image}
+    for name in ("namespace", "objects") if IN_A_REAL_CLUSTER else ():
+        if value := GIVEN[name]:
             named[name] = value
+    IN_CLUSTER.add(data_dir)
     settings = KubernetesConfig.model_validate({**named, **given})
     return Config(data_dir=data_dir, backend="kubernetes", kubernetes=settings, storage=store)
 
@@ -255,10 +270,23 @@ def no_long_steps(long_steps: Callable[[], str]) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def no_settings_of_a_cluster() -> Iterator[None]:
+    """Have them in GIVEN alone, which `in_cluster` reads."""
+    with mock.patch.dict(os.environ):
+        for name in GIVEN:
+            os.environ.pop(f"{_PREFIX}{name.upper()}", None)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def nothing_is_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Remove and report every container, process and mount that a test left behind."""
     yield
     found = leftovers.remove(tmp_path_factory.getbasetemp())
+    if IN_A_REAL_CLUSTER and (roots := [*IN_CLUSTER]):
+        from tests.kubernetes.leftovers import remove
+
+        found += remove(in_cluster(roots[0]).kubernetes, roots)
     if found:
         pytest.fail("tests left behind:\n  " + "\n  ".join(found), pytrace=False)
 

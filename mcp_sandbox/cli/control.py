@@ -219,8 +219,9 @@ def stop(chat: Chat, force: Force = False, socket: Socket = None) -> None:
 def pause(chat: Chat, socket: Socket = None) -> None:
     """Stop all that runs in the sandbox of a chat, until its next call or `resume`."""
     done = answer(socket, "pause", {"chat": chat})
-    how = "paused" if done["keeps_processes"] else "paused, and what ran in it has ended"
-    what = f"its sandbox is {how}; the next call resumes it"
+    what = "its sandbox is paused; the next call resumes it"
+    if not done["keeps_processes"]:
+        what = "what ran in its sandbox has ended; the next call begins on its files"
     print(f"{done['chat']}: {what if done['paused'] else 'it has no sandbox'}")
 
 

@@ -75,7 +75,8 @@ class KubernetesConfig(Section):
     seccomp_profile: str = setting(
         "", "file of `kubernetes seccomp` on the nodes; empty = the runtime's own seccomp profile"
     )
-    start_timeout: Duration = setting(60.0, "a pod that does not run by then is given up")
+    start_timeout: Duration = setting(45.0, "a pod that does not run by then is given up")
+    cpu_request: float = setting(0.05, "processors that a node keeps for a pod", ge=0.001, le=64)
     key: KeySource = setting(
         "", "what servers of a fleet know each other's sandboxes by: file:PATH or env:NAME"
     )

@@ -473,6 +473,8 @@ async def _run_code(place: BackendName, config: Config) -> list[Check]:
                 if manager.saving:
                     await manager.remove(ChatId("doctor", "check"))
     limits = "; ".join(f"{name}: {words}" for name, words in report.limits.items())
+    is_weak = "does not enforce" in report.network
+    plugin = "install a network plugin that enforces NetworkPolicies" if is_weak else ""
     if result.stdout.strip() != "42":
         found = f"{_CODE} printed {result.stdout!r} {result.stderr!r}"
         what = f"run `mcp-sandbox demo --backend {place}` and report what it prints"
@@ -480,7 +482,7 @@ async def _run_code(place: BackendName, config: Config) -> list[Check]:
     return [
         Check(place, _CODE, "ok", f"42 after {took_ms:.0f} ms, the sandbox's start included"),
         Check(place, "isolation", "ok", report.isolation),
-        Check(place, "network", "ok", report.network),
+        Check(place, "network", "warn" if is_weak else "ok", report.network, plugin),
         Check(place, "limits that hold", "ok", limits),
     ]
 

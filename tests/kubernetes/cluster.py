@@ -5,7 +5,7 @@ import os
 import socket
 import threading
 from collections.abc import AsyncGenerator, Callable, Generator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 from unittest import mock
@@ -54,7 +54,7 @@ class Cluster:
         # Versions of Sandboxes that are served, and of the stream of an exec.
         self.has_sandboxes: list[str] = []
         self.protocols = [V5, V4]
-        self.token = TOKEN
+        self.token, self.namespace = TOKEN, "sandboxes"
         # The paths of all requests.
         self.requests: list[str] = []
         # Answers instead of the next requests: (status, headers).
@@ -62,6 +62,9 @@ class Cluster:
         # (verb, resource) that the user has no right to.
         self.forbidden: set[tuple[str, str]] = set()
         self.away.clear()
+
+    def close(self) -> None:
+        self.socket.close()
 
     def kubeconfig(self, server: str = "") -> Path:
         """Write how to reach it."""
@@ -178,7 +181,8 @@ class Cluster:
             raise HTTPException(401, "Unauthorized")
         if (verb, resource) in self.forbidden:
             raise HTTPException(403, f'User "tester" cannot {verb} resource "{resource}"')
-        if (namespace := request.path_params.get("namespace", "sandboxes")) != "sandboxes":
+        namespace = request.path_params.get("namespace", self.namespace)
+        if namespace != self.namespace:
             raise HTTPException(404, f'namespaces "{namespace}" not found')
 
     async def _version(self, request: Request) -> Response:
@@ -289,8 +293,7 @@ def running(folder: Path) -> Generator[Cluster]:
     """Start a cluster in a thread of its own, and name it in KUBECONFIG."""
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o755)
-    with start_blocking_portal() as portal:
-        cluster = Cluster(folder, portal)
+    with start_blocking_portal() as portal, closing(Cluster(folder, portal)) as cluster:
         named = mock.patch.dict(os.environ, KUBECONFIG=str(cluster.kubeconfig()))
         with portal.wrap_async_context_manager(cluster.serve()), named:
             yield cluster

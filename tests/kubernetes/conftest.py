@@ -1,7 +1,9 @@
 """A fake cluster whose state a test may change; each test gets it as it was made."""
 
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
+from typing import cast
 
 import anyio
 import pytest
@@ -10,8 +12,9 @@ import yaml
 from mcp_sandbox.backends.kubernetes.watch import Row
 from mcp_sandbox.cli.setup import manifests
 from mcp_sandbox.config import Config
-from tests.conftest import CLUSTER
+from tests.conftest import CLUSTER, in_cluster
 from tests.kubernetes.cluster import Cluster
+from tests.kubernetes.real import reached
 
 # What is slow and the same for both kinds of objects: with pods only if --whole asks for it.
 ONE_KIND = {
@@ -32,12 +35,16 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 
 @pytest.fixture
-def fake(cluster: Cluster | None) -> Iterator[Cluster]:
-    if cluster is None:
-        pytest.skip("a real cluster is not to be broken")
-    cluster.reset()
-    yield cluster
-    cluster.reset()
+def fake(
+    cluster: Cluster | None, request: pytest.FixtureRequest, tmp_path: Path
+) -> Iterator[Cluster]:
+    if cluster is None and not request.config.getoption("--break-cluster"):
+        pytest.skip("a real cluster is not to be broken, unless by --break-cluster")
+    with nullcontext(cluster) if cluster else reached(in_cluster(tmp_path).kubernetes) as there:
+        there.reset()
+        # One that is there has what can be done to any.
+        yield cast("Cluster", there)
+        there.reset()
 
 
 @pytest.fixture(params=["pods", "sandboxes"])

@@ -15,6 +15,10 @@ _PLURALS = {kind: plural for plural, (kind, _) in KINDS.items()}
 _FREE_LABELS = "sandbox.users.io/"
 
 
+class _Missing(Exception):
+    """What a claim needs is not there: its kind, and what is said."""
+
+
 class Controllers:
     """Do what follows of a change of a Sandbox, its pod, a pool or a claim."""
 
@@ -57,13 +61,22 @@ class Controllers:
             return
         try:
             self._work[plural](name, found)
+        except _Missing as exc:
+            told = {"reason": f"{exc.args[0]}NotFound", "message": exc.args[1]}
+            self._tell(plural, found, {"type": "Ready", "status": "False", **told})
         except HTTPException as exc:
             told = {"reason": "ReconcilerError", "message": f"Error seen: {exc.detail}"}
-            self._tell(plural, name, {"type": "Ready", "status": "False", **told})
+            self._tell(plural, found, {"type": "Ready", "status": "False", **told})
 
-    def _tell(self, plural: str, name: str, ready: Json, **more: Json) -> None:
-        ready = {"message": "Pod exists with some phase", **ready}
-        self._store.set(plural, name, {"status": {"conditions": [ready], **more}})
+    def _tell(self, plural: str, found: Json, ready: Json, **more: Json) -> None:
+        name, seen = found["metadata"]["name"], found["metadata"]["generation"]
+        conditions = [{"reason": "DependenciesNotReady", "message": "Pod exists", **ready}]
+        if plural == "sandboxes" and (pod := self._rows["pods"].get(name)):
+            # It says what the scheduler says, too.
+            said = pod["status"].get("conditions", [])
+            conditions += [each for each in said if each["type"] == "PodScheduled"]
+        conditions = [{**each, "observedGeneration": seen} for each in conditions]
+        self._store.set(plural, name, {"status": {"conditions": conditions, **more}})
 
     def _make(self, plural: str, name: str, body: Json, owner: Json) -> None:
         kind, version = KINDS[plural]
@@ -94,12 +107,16 @@ class Controllers:
         if refused:
             raise refused
         is_ready = pod and pod["status"].get("podIP") and "deletionTimestamp" not in pod["metadata"]
-        self._tell("sandboxes", name, {"type": "Ready", "status": str(bool(is_ready))})
+        reason = "DependenciesReady" if is_ready else "DependenciesNotReady"
+        ready = {"type": "Ready", "status": str(bool(is_ready)), "reason": reason}
+        self._tell("sandboxes", sandbox, ready)
 
     def _fill(self, name: str, pool: Json) -> None:
         owned = [each for _, each in self._store.owned_by(pool)]
         ready = {"readyReplicas": sum(map(_is_ready, owned))}
         self._store.set("sandboxwarmpools", name, {"status": ready})
+        if name not in self._rows["sandboxtemplates"]:
+            return
         for _ in range(pool["spec"]["replicas"] - len(owned)):
             self._make_sandbox(f"{name}-{secrets.token_hex(3)}", pool, pool, {_POOLED: "a-hash"})
 
@@ -112,12 +129,18 @@ class Controllers:
                         self._store.delete(plural, each["metadata"]["name"])
 
     def _make_sandbox(self, name: str, pool: Json, owner: Json, labels: Json) -> None:
-        of = self._store.get("sandboxtemplates", pool["spec"]["sandboxTemplateRef"]["name"])
+        of = self._find("SandboxTemplate", pool["spec"]["sandboxTemplateRef"]["name"])
         shared = ("podTemplate", "volumeClaimTemplates", "service")
         spec = {key: of["spec"][key] for key in shared if key in of["spec"]}
         extra = {"podTemplate": {"metadata": owner["spec"].get("additionalPodMetadata", {})}}
         body = {"metadata": {"labels": labels}, "spec": merge(spec, extra)}
         self._make("sandboxes", name, body, owner)
+
+    def _find(self, kind: str, name: str) -> Json:
+        found = self._rows[f"{kind.lower()}s"].get(name)
+        if found is None:
+            raise _Missing(kind.removeprefix("Sandbox"), f'{kind} "{name}" not found')
+        return found
 
     def _assign(self, name: str, claim: Json) -> None:
         """Give a claim a ready Sandbox of its pool, or make it one."""
@@ -128,9 +151,9 @@ class Controllers:
             ((_, sandbox),) = owned
             (ready, *_) = sandbox.get("status", {}).get("conditions", [{"type": "Ready"}])
             told = {"name": sandbox["metadata"]["name"]}
-            self._tell("sandboxclaims", name, {"status": "False", **ready}, sandbox=told)
+            self._tell("sandboxclaims", claim, {"status": "False", **ready}, sandbox=told)
             return
-        pool = self._store.get("sandboxwarmpools", claim["spec"]["warmPoolRef"]["name"])
+        pool = self._find("SandboxWarmPool", claim["spec"]["warmPoolRef"]["name"])
         labels = {_CLAIMED: claim["metadata"]["uid"]}
         warm = next((each for _, each in self._store.owned_by(pool) if _is_ready(each)), None)
         if warm is None:

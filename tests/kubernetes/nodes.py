@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import subprocess
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,10 @@ class Node:
         self.behave()
 
     def behave(self) -> None:
-        self.enforces_policies = self.binds_claims = True
+        self.enforces_policies = self.binds_claims = self.has_users = True
+        # Classes of volumes that there are; which pods are placed even if it is full; how often it
+        # looks how large the volumes of pods are.
+        self.classes, self.placed, self.looks_s = {""}, "", 10.0
         # It is out of reach: pods go on there, and none that is deleted is seen to end.
         self.is_lost = False
         # How late it sees that a container has ended.
@@ -72,6 +76,10 @@ class Node:
                 self._lives[uid].start_soon(self._add, found, *added)
             case "configmaps", "ADDED" | "MODIFIED":
                 self._show(found)
+            case "persistentvolumeclaims", "ADDED" if not self._has_class(found):
+                named = found["spec"]["storageClassName"]
+                why = f'storageclass.storage.k8s.io "{named}" not found'
+                self._store.warn(found, "ProvisioningFailed", why)
             case "persistentvolumeclaims", "ENDING":
                 begin(self._free_claims)
             case "pods", "DELETED":
@@ -121,6 +129,7 @@ class Node:
             self._tell(pod, **_ended(137))
         if uid in self._lives:
             self._store.drop("pods", pod["metadata"]["name"])
+        await to_thread.run_sync(shutil.rmtree, self._volumes / f"{uid}-files", True)
 
     async def _run(self, pod: Json) -> None:
         uid, found = pod["metadata"]["uid"], pod["spec"]["containers"][0]
@@ -128,12 +137,23 @@ class Node:
             unplaced = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
             self._tell(pod, conditions=[{**unplaced, "message": why}])
             await self._store.changed.wait()
+        if pod["spec"].get("hostUsers") is False and not self.has_users:
+            why = "can't set `spec.hostUsers: false`, runtime does not support user namespaces"
+            self._tell(pod, containerStatuses=[_waiting("ContainerCreating")])
+            self._store.warn(pod, "FailedCreatePodSandBox", f"Failed to create pod sandbox: {why}")
+            return
         try:
             made = None if self.is_hollow else await to_thread.run_sync(self._create, pod, found)
         except APIError as exc:
             reason = "ErrImagePull" if isinstance(exc, ImageNotFound) else "RunContainerError"
-            state = {"waiting": {"reason": reason, "message": str(exc.explanation)}}
-            self._tell(pod, containerStatuses=[{"name": "sandbox", "state": state}])
+            self._tell(pod, containerStatuses=[_waiting(reason, str(exc.explanation))])
+            return
+        except FileNotFoundError as exc:
+            path = f'"/var/lib/kubelet/seccomp/{Path(exc.filename).name}"'
+            why = f"failed to create containerd container: cannot load seccomp profile {path}: no"
+            self._tell(
+                pod, containerStatuses=[_waiting("CreateContainerError", f"{why} such file")]
+            )
             return
         self._store.set("pods", pod["metadata"]["name"], {"spec": {"nodeName": "node"}})
         self._tell(
@@ -145,6 +165,7 @@ class Node:
         )
         if not made:
             return
+        self._lives[uid].start_soon(self._watch_sizes, pod)
         ended = await to_thread.run_sync(_wait, made, abandon_on_cancel=True, limiter=self._waits)
         await anyio.sleep(self.sees_after_s)
         # Else the node has ended it, and told why.
@@ -152,6 +173,16 @@ class Node:
             code = ended["ExitCode"]
             reason = "OOMKilled" if ended["OOMKilled"] and code else ""
             self._tell(pod, **_ended(code, reason))
+
+    async def _watch_sizes(self, pod: Json) -> None:
+        """Evict a pod whose files have grown over the limit of their volume."""
+        volumes = {each["name"]: each.get("emptyDir", {}) for each in pod["spec"]["volumes"]}
+        if not (limit := volumes.get("files", {}).get("sizeLimit")):
+            return
+        folder = self._volumes / f"{pod['metadata']['uid']}-files"
+        while await to_thread.run_sync(_measure, folder) <= int(limit):
+            await anyio.sleep(self.looks_s)
+        await self.end_pod(pod["metadata"]["name"], "Evicted")
 
     async def _add(self, pod: Json, asked: Json) -> None:
         """Run the container that was put beside a pod's own."""
@@ -166,10 +197,14 @@ class Node:
 
     def _find_obstacle(self, pod: Json) -> str:
         """Return why a pod cannot be placed."""
-        rows = self._store.objects[_CLAIMS]
-        if self.binds_claims and all(each in rows for each in _claims(pod)):
-            return self.full
-        return "0/1 nodes are available: pod has unbound immediate PersistentVolumeClaims"
+        rows, claims = self._store.objects[_CLAIMS], _claims(pod)
+        bound = self.binds_claims and all(each in rows for each in claims)
+        if not (bound and all(self._has_class(rows[each]) for each in claims)):
+            return "0/1 nodes are available: pod has unbound immediate PersistentVolumeClaims"
+        return "" if self.placed and self.placed in pod["metadata"]["name"] else self.full
+
+    def _has_class(self, claim: Json) -> bool:
+        return claim["spec"].get("storageClassName", "") in self.classes
 
     def _tell(self, pod: Json, **status: Any) -> None:
         # After a deletion by force another may have its name.
@@ -236,7 +271,8 @@ class Node:
         volumes = {each["name"]: each for each in pod["spec"]["volumes"]}
         for mount in container.get("volumeMounts", []):
             path, volume = mount["mountPath"], volumes[mount["name"]]
-            if size := volume.get("emptyDir", {}).get("sizeLimit"):
+            if "medium" in (places := volume.get("emptyDir", {})):
+                size = places["sizeLimit"]
                 # The engine takes the mode of the image's folder; the cluster, fsGroup.
                 own = "" if path.startswith(("/tmp", "/dev")) else ",uid=10001"
                 flags = "rw,exec,nosuid,nodev,nr_inodes=64k,mode=1777,gid=10001"
@@ -259,6 +295,17 @@ class Node:
 def _claims(pod: Json) -> list[str]:
     volumes = [each.get("persistentVolumeClaim") for each in pod["spec"].get("volumes", [])]
     return [each["claimName"] for each in volumes if each]
+
+
+def _waiting(reason: str, message: str | None = None) -> Json:
+    told = {"reason": reason, **({"message": message} if message else {})}
+    return {"name": "sandbox", "state": {"waiting": told}}
+
+
+def _measure(folder: Path) -> int:
+    """Return the bytes of the files in a folder. Blocks."""
+    found = subprocess.run(["du", "-sB1", folder], stdout=subprocess.PIPE, check=False)
+    return int(found.stdout.split()[0])
 
 
 def _expand(text: str) -> str:

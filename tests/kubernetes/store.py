@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cache, reduce
 from itertools import islice
-from typing import Any
+from typing import Any, NoReturn
 
 import anyio
 from jsonpath.patch import patched
@@ -89,12 +89,17 @@ class Store:
         # How long what a deleted object owned outlives it.
         self.collected_s = 0.05
         self.bookmarks, self.limited, self.quota = True, "pods", 1 << 30
+        # Why objects of a kind are not admitted.
+        self.refusals: dict[str, str] = {}
 
     def _note(self, kind: str, plural: str, found: Json, before: Json) -> Json:
         if kind == "MODIFIED" and found == before:
             return found
         self.version += 1
-        found = merge(found, {"metadata": {"resourceVersion": str(self.version)}})
+        generation = before.get("metadata", {}).get("generation", 0)
+        generation += found.get("spec") != before.get("spec") or not before
+        news = {"resourceVersion": str(self.version), "generation": generation}
+        found = merge(found, {"metadata": news})
         name = found["metadata"]["name"]
         if kind == "DELETED":
             del self.objects[plural][name]
@@ -127,14 +132,34 @@ class Store:
         if name in rows:
             raise HTTPException(409, f'{plural} "{name}" already exists')
         if plural == self.limited and len(rows) >= self.quota:
-            what = f"exceeded quota: q, limited: {plural}={self.quota}"
-            raise HTTPException(403, f'{plural} "{name}" is forbidden: {what}')
+            self._refuse(
+                *(plural, name),
+                f"exceeded quota: q, requested: {plural}=1, used: {plural}={len(rows)}, limited: "
+                f"{plural}={self.quota}",
+            )
+        if why := self.refusals.get(plural):
+            self._refuse(plural, name, why)
         found = deepcopy(body)
         told = {"namespace": "sandboxes", "creationTimestamp": self.now()}
         found["metadata"] |= {"uid": str(uuid.uuid4()), **told}
         if plural == "pods":
             default_pod(found)
         return self._note("ADDED", plural, found, {})
+
+    def _refuse(self, plural: str, name: str, why: str) -> NoReturn:
+        raise HTTPException(403, f'{plural} "{name}" is forbidden: {why}')
+
+    def warn(self, about: Json, reason: str, message: str) -> None:
+        """Tell of an object what only an event tells."""
+        metadata = about["metadata"]
+        event = {
+            "metadata": {"name": f"{metadata['name']}.{self.version:x}"},
+            "involvedObject": {"name": metadata["name"], "uid": metadata["uid"]},
+            "type": "Warning",
+            "reason": reason,
+            "message": message,
+        }
+        self.add("events", {"apiVersion": "v1", "kind": "Event", **event})
 
     def patch(self, resource: str, name: str, news: Json | list[Json]) -> Json:
         """Change an object as somebody with kubectl does."""

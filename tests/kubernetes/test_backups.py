@@ -1,7 +1,7 @@
 """Sandboxes whose files are in their pods alone, and such that wait in a warm pool."""
 
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -12,12 +12,15 @@ from pydantic import ValidationError
 from mcp_sandbox.app.chats import open_backend, open_manager
 from mcp_sandbox.backends.base import ShowsSkills
 from mcp_sandbox.config import Config, KubernetesConfig, StorageConfig
+from mcp_sandbox.config.values import MIB
+from mcp_sandbox.daemon.chats import ChatControl
 from mcp_sandbox.doctor.machine import examine_cluster
 from mcp_sandbox.errors import (
     BackendUnavailable,
     CapacityReached,
     ConfigError,
     InsecureSandbox,
+    SandboxGone,
 )
 from mcp_sandbox.models import ChatId
 from mcp_sandbox.sessions.manager import SessionManager
@@ -132,6 +135,62 @@ async def test_a_paused_chat_is_saved_and_comes_back(
         await fake.until(fake.is_empty)
         await manager.resume(CHAT)
         assert (await session.exec("cat file")).stdout == "kept\n"
+
+
+async def test_a_pause_tells_what_it_has_ended_and_promises_no_process(
+    kind: str, fake: Cluster, data_root: Path
+) -> None:
+    async with manager_on(data_root) as manager:
+        session = await manager.session(CHAT)
+        await session.exec("sleep 1000", wait_s=0)
+
+        async def control() -> SessionManager:
+            return manager
+
+        told = await ChatControl(control).commands["pause"]({"chat": CHAT.chat})
+        assert (told["paused"], told["keeps_processes"]) == (True, False)
+        await session.exec("true")
+        notices = await session.take_notices()
+        (why,) = [each for each in notices if "sleep 1000" in each]
+        assert "was paused. This saved its files and ended it." in why
+        assert "killed" not in why
+        assert "same files" not in why
+
+
+@pytest.mark.timeout(90)
+async def test_a_fast_writer_is_stopped_at_the_limit_and_saved_long_before_its_node_evicts_it(
+    kind: str, fake: Cluster, data_root: Path
+) -> None:
+    config = in_cluster(data_root, storage="backups")
+    small = config.workspace.model_copy(update={"size_limit": 64 * MIB})
+    fake.node.looks_s = 0.2
+    async with open_manager(config.model_copy(update={"workspace": small})) as manager:
+        session = await manager.session(CHAT)
+        await session.exec("echo kept > file")
+        (name,) = fake.names("pods")
+        told = await session.exec(_WRITE, timeout_s=30)
+        assert "the workspace is full" in (told.killed_because or "")
+        saving = manager.saving
+        assert saving
+        with anyio.fail_after(20):
+            while not await saving.list(CHAT):
+                await anyio.sleep(0.1)
+        fake.delete("pods", name)
+        await fake.until(fake.is_empty)
+        # What is over the limit comes back, too.
+        with suppress(SandboxGone):
+            await session.exec("true")
+        assert (await session.exec("cat file; ls | wc -l")).stdout.startswith("kept\n")
+        assert (await session.exec("rm part-*; echo room > more; cat more")).stdout == "room\n"
+
+
+# 200 MB a second.
+_WRITE = """python3 -c '
+import itertools, time
+for number in itertools.count():
+    open(f"part-{number}", "wb").write(bytes(20_000_000))
+    time.sleep(0.1)
+'"""
 
 
 async def test_without_an_object_store_it_is_refused(fake: Cluster, data_root: Path) -> None:

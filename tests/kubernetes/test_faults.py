@@ -46,6 +46,13 @@ async def backend_on(data_root: Path) -> AsyncGenerator[KubernetesBackend]:
         yield backend
 
 
+@pytest.fixture
+def soon_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give an API server less time than a pod has to begin."""
+    for module in ("client", "watch"):
+        monkeypatch.setattr(f"mcp_sandbox.backends.kubernetes.{module}.WAIT_S", 4.0)
+
+
 def pod_of(fake: Cluster) -> str:
     (name,) = fake.names("pods")
     return name
@@ -123,6 +130,46 @@ async def test_a_pod_deleted_by_hand_is_told_and_its_files_stay(
         told = await lost(session, lambda: fake.delete("pods", name))
         assert "somebody deleted it in the cluster" in told
         assert (await session.exec("cat file")).stdout == "kept\n"
+
+
+async def test_of_a_sandbox_that_is_deleted_with_its_volume_no_files_are_promised(
+    kind: str, fake: Cluster, data_root: Path
+) -> None:
+    def delete() -> None:
+        if kind == "sandboxes":
+            fake.delete("sandboxes", name)
+        else:
+            fake.delete("persistentvolumeclaims", name)
+            fake.delete("pods", name)
+
+    async with open_manager(in_cluster(data_root)) as manager:
+        session = await saved_and_changed(manager)
+        name = pod_of(fake)
+        told = await lost(session, delete)
+        assert "somebody deleted it in the cluster" in told
+        assert "the next call says whether files are" in told
+        assert "kept" not in told
+        assert "same files" not in told
+        await fake.until(fake.is_empty)
+        assert (await session.exec("cat file")).stdout == "saved\n"
+        assert any("Your files are as of" in each for each in await session.take_notices())
+
+
+async def test_of_one_that_is_deleted_between_calls_no_files_are_promised_either(
+    kind: str, fake: Cluster, data_root: Path
+) -> None:
+    async with open_manager(in_cluster(data_root)) as manager:
+        session = await saved_and_changed(manager)
+        await session.take_notices()
+        name = pod_of(fake)
+        fake.delete("sandboxes" if kind == "sandboxes" else "persistentvolumeclaims", name)
+        if kind == "pods":
+            fake.delete("pods", name)
+        await fake.until(fake.is_empty)
+        assert (await session.exec("cat file")).stdout == "saved\n"
+        notices = await session.take_notices()
+        assert any("this is a new one." in each for each in notices)
+        assert not any("same files" in each for each in notices)
 
 
 async def test_a_pod_deleted_by_force_is_told_though_nothing_cuts_its_stream(
@@ -262,7 +309,7 @@ async def test_cut_streams_lose_no_process_and_repeat_no_call(
 
 
 async def test_a_server_lost_while_a_pod_begins_again_costs_no_file(
-    kind: str, fake: Cluster, data_root: Path
+    kind: str, fake: Cluster, data_root: Path, soon_gives_up: None
 ) -> None:
     async with session_on(data_root, start_timeout="5s") as session:
         name = pod_of(fake)
@@ -307,7 +354,7 @@ async def test_repositories_and_archives_work_on_a_volume(fake: Cluster, data_ro
     "away_s", [1.5, pytest.param(300.0, marks=(pytest.mark.whole, pytest.mark.timeout(400)))]
 )
 async def test_while_the_server_is_away_open_chats_work_and_new_ones_are_told(
-    fake: Cluster, data_root: Path, away_s: float
+    fake: Cluster, data_root: Path, away_s: float, soon_gives_up: None
 ) -> None:
     fake.store.watch_s = 0.5
     async with open_manager(in_cluster(data_root, start_timeout="8s")) as manager:
@@ -528,7 +575,7 @@ async def test_the_secret_is_in_no_object_and_no_environment(
 
 
 async def test_a_fault_of_its_own_ends_the_server(
-    fake: Cluster, data_root: Path, monkeypatch: pytest.MonkeyPatch
+    fake: Cluster, data_root: Path, monkeypatch: pytest.MonkeyPatch, soon_gives_up: None
 ) -> None:
     def fail(*_: object) -> None:
         raise ZeroDivisionError
@@ -537,5 +584,5 @@ async def test_a_fault_of_its_own_ends_the_server(
         await (await manager.session(CHAT)).exec("true")
     monkeypatch.setattr(Row, "of", fail)
     with anyio.fail_after(20), pytest.RaisesGroup(ZeroDivisionError, flatten_subgroups=True):
-        async with open_manager(in_cluster(data_root, start_timeout=2.0)) as manager:
+        async with open_manager(in_cluster(data_root)) as manager:
             await (await manager.session(CHAT)).exec("true")

@@ -27,7 +27,7 @@ from mcp_sandbox.errors import (
     InvalidArgument,
     OperatorError,
 )
-from mcp_sandbox.models import ChatId, Limits
+from mcp_sandbox.models import ChatId, Limits, SandboxSpec
 from mcp_sandbox.sessions.manager import SessionManager
 from tests.conftest import in_cluster
 from tests.kubernetes.cluster import Cluster
@@ -194,14 +194,7 @@ def fail_to_mount(fake: Cluster, change: Change) -> None:
     creating = {"waiting": {"reason": "ContainerCreating"}}
     status = {"containerStatuses": [{"name": "sandbox", "state": creating}]}
     fake.store.set("pods", metadata["name"], {"status": status})
-    event = {
-        "metadata": {"name": f"{metadata['name']}.1"},
-        "involvedObject": {"kind": "Pod", "name": metadata["name"]},
-        "type": "Warning",
-        "reason": "FailedAttachVolume",
-        "message": "Multi-Attach error for volume",
-    }
-    fake.store.add("events", {"apiVersion": "v1", "kind": "Event", **event})
+    fake.store.warn(change.found, "FailedAttachVolume", "Multi-Attach error for volume")
 
 
 @pytest.mark.parametrize("limited", ["pods", "persistentvolumeclaims"])
@@ -295,10 +288,10 @@ async def test_a_policy_that_opens_what_ours_close_is_named(
     async with open_backend("kubernetes", in_cluster(data_root, template=template)) as backend:
         try:
             with pytest.raises(InsecureSandbox, match="baseline") if opens else nullcontext():
-                await backend.probe()
+                await backend.create(SandboxSpec(()))
         finally:
             fake.delete("networkpolicies", "baseline")
-        await backend.probe()
+        await backend.create(SandboxSpec(()))
 
 
 @pytest.mark.parametrize(

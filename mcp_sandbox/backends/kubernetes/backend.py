@@ -7,7 +7,7 @@ attach to it starts a new pod on its files.
 
 import logging
 import secrets
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -18,7 +18,7 @@ from anyio import CapacityLimiter, to_thread
 from anyio.abc import ByteStream, TaskGroup, TaskStatus
 
 from mcp_sandbox import models
-from mcp_sandbox.backends.kubernetes.client import POD, ApiServer, Kind, Refused
+from mcp_sandbox.backends.kubernetes.client import POD, WAIT_S, ApiServer, Kind, Refused
 from mcp_sandbox.backends.kubernetes.exec_stream import (
     CUT,
     ExecFailed,
@@ -39,7 +39,7 @@ from mcp_sandbox.backends.kubernetes.objects import (
     skill_writer,
 )
 from mcp_sandbox.backends.kubernetes.verify import read_template
-from mcp_sandbox.backends.kubernetes.watch import NEVER, WARM, Namespace, Row
+from mcp_sandbox.backends.kubernetes.watch import WARM, Namespace, Row
 from mcp_sandbox.backends.runner_copy import runner_digest
 from mcp_sandbox.backends.sandbox_records import make_gone_error
 from mcp_sandbox.backends.skill_copy import pack, put_command
@@ -59,11 +59,12 @@ logger = logging.getLogger(__name__)
 _CONNECT_S = 20.0
 # One that runs already does so at once, unless its server was killed before it had its secret.
 _LISTENS_S = 3.0
-_CREATES_AT_ONCE = 8
 # Pods of the warm pool in which an exec has begun ahead, and how many begin at once.
 _MOST_AHEAD, _AHEAD_AT_ONCE = 32, 2
 _AHEAD_AGAIN_S = 5.0
 _GONE_S = 30.0
+# When events are asked for why a pod does not begin, and how long its removal is waited for.
+_LOOK_S, _REMOVE_S = 2.0, 8.0
 # A node looks at its containers each second, and then tells of them.
 _TOLD_S = 3.0
 _MOST_ENDED = 10_000
@@ -93,7 +94,7 @@ class KubernetesSandbox:
 
     @property
     def facts(self) -> models.SandboxFacts:
-        return self.backend.renderer.facts(self.made)
+        return self.backend.renderer.facts(self.made, self.backend.network.enforced.get("open"))
 
     @property
     def labels(self) -> Mapping[str, str]:
@@ -109,7 +110,7 @@ class KubernetesSandbox:
     async def show_skill(self, name: str, files: Mapping[str, bytes]) -> None:
         """Put a skill into a pod, by a container that begins with its first one."""
         space = self.backend.space
-        find, within_s = partial(space.pod, self.id, self.uid), space.config.start_timeout
+        find, within_s = partial(space.pod, self.id, self.uid), WAIT_S
         pod = find()
         try:
             if not pod.shows_skills:
@@ -143,8 +144,7 @@ class KubernetesBackend:
         self.keeps_paused_files = not renderer.in_pod
         self.space = namespace
         self._api = namespace.api
-        self._network = Network(namespace, renderer, certificates)
-        self._creates = CapacityLimiter(_CREATES_AT_ONCE)
+        self.network = Network(namespace, renderer, certificates)
         # What leads to each pod, by its uid: a lost node does not cut it off.
         self._streams: dict[str, set[ExecStream]] = {}
         # Of a free pod: a stream that has not connected, and what waits for its end.
@@ -157,7 +157,6 @@ class KubernetesBackend:
     async def probe(self) -> str:
         version = (await self._api.call("GET", "/version")).get("gitVersion", "")
         await self.space.open()
-        await self._network.prepare("none")
         kinds = " and ".join(kind.name for kind in self.space.owners)
         return f"Kubernetes {version} runs {self._config.image} as {kinds} objects"
 
@@ -174,16 +173,10 @@ class KubernetesBackend:
         pods = self.space.pods.values()
         warm = any(pod.runs and pod.free_shape == made.shape for pod in pods)
         name = self.renderer.name(spec.labels, WARM) if warm else self.renderer.name(spec.labels)
-        kind = self.space.kind_of(name)
-        async with self._creates:
-            await self._network.prepare(made.network)
-            if await self._api.post(kind, self.renderer.owner(kind, name, made)):
-                try:
-                    return await self._start(KubernetesSandbox(name, made, self))
-                except BaseException:
-                    with anyio.CancelScope(shield=True), suppress(OperatorError):
-                        await self.destroy(name)
-                    raise
+        kind, sandbox = self.space.kind_of(name), KubernetesSandbox(name, made, self)
+        make = partial(self._api.post, kind, self.renderer.owner(kind, name, made))
+        if await self._begin_in_time(sandbox, make, self.destroy):
+            return sandbox
         # A server was killed before it could note that it made one.
         try:
             return await self.attach(name)
@@ -216,16 +209,44 @@ class KubernetesBackend:
 
     async def _start_again(self, sandbox: KubernetesSandbox) -> KubernetesSandbox:
         """Start a new pod on the volume of a sandbox."""
-        async with self._creates:
-            await self._network.prepare(sandbox.made.network)
-            await self._end_pod(sandbox.id)
-            if self.space.kind_of(sandbox.id) is SANDBOX:
-                template = self.renderer.template(sandbox.made, sandbox.id)
-                # In whole: what somebody has added must go.
-                news = {"podTemplate": template, "operatingMode": "Running"}.items()
-                reset = [{"op": "add", "path": f"/spec/{key}", "value": each} for key, each in news]
-                await self._api.patch(SANDBOX, sandbox.id, reset)
-            return await self._start(sandbox)
+        await self._begin_in_time(sandbox, partial(self._ask_for_pod, sandbox), self.pause)
+        return sandbox
+
+    async def _ask_for_pod(self, sandbox: KubernetesSandbox) -> bool:
+        name, space = sandbox.id, self.space
+        if self._api.explain(space.told(name)):
+            # Its controller looks again only after a change.
+            await self.pause(name)
+            await space.until(lambda: not self._api.explain(space.told(name)), _REMOVE_S)
+        await self._end_pod(name)
+        if space.kind_of(name) is SANDBOX:
+            template = self.renderer.template(sandbox.made, name)
+            # In whole: what somebody has added must go.
+            news = {"podTemplate": template, "operatingMode": "Running"}.items()
+            reset = [{"op": "add", "path": f"/spec/{key}", "value": each} for key, each in news]
+            await self._api.patch(SANDBOX, name, reset)
+        return True
+
+    async def _begin_in_time(
+        self,
+        sandbox: KubernetesSandbox,
+        begin: Callable[[], Awaitable[bool]],
+        undo: Callable[[models.SandboxId], Awaitable[object]],
+    ) -> bool:
+        """Begin and start a sandbox, or undo that; return whether there was one to begin."""
+        is_begun = False
+        try:
+            with anyio.move_on_after(self._config.start_timeout):
+                await self.network.prepare(sandbox.made.network)
+                if is_begun := await begin():
+                    await self._start(sandbox)
+                return is_begun
+            await self.space.give_up(sandbox.id, sandbox.made.image, self.network.waits_for)
+        except BaseException:
+            if is_begun:
+                with anyio.move_on_after(_REMOVE_S, shield=True), suppress(OperatorError):
+                    await undo(sandbox.id)
+            raise
 
     async def running(self) -> Sequence[models.SandboxInfo]:
         await self.space.open()
@@ -322,7 +343,7 @@ class KubernetesBackend:
         name, made, rows = sandbox.id, sandbox.made, self.space.pods
         if self.space.kind_of(name) is VOLUME:
             await self._api.post(POD, self.renderer.pod(name, made))
-        pod = await self._wait_until_it_runs(name, made)
+        pod = await self._wait_until_it_runs(name, made.image)
         try:
             sandbox.first, sandbox.uid = await self.relay(pod, first=True), pod.uid
         except ExecFailed as exc:
@@ -363,7 +384,7 @@ class KubernetesBackend:
         with suppress(OperatorError, ExecFailed, *CUT), anyio.CancelScope() as waiting:
             async with self._aheads:
                 # It may wait for these to begin.
-                await self._network.show()
+                await self.network.show()
                 if not pod.runs or pod.uid in self._ahead or len(self._ahead) >= _MOST_AHEAD:
                     return
                 stream = await self._begin(pod, relay_command(_CONNECT_S, hands_over=True))
@@ -380,23 +401,29 @@ class KubernetesBackend:
         if (now := self.space.pods.get(pod.name)) and now.uid == pod.uid:
             self.space.tasks.start_soon(self._open_ahead, now)
 
-    async def _wait_until_it_runs(self, name: str, made: Made) -> Row:
-        rows = self.space.pods
+    async def _wait_until_it_runs(self, name: str, image: str) -> Row:
+        space, look_s = self.space, _LOOK_S
 
-        def settled() -> Row | None:
-            pod = rows.get(name)
-            done = pod and not pod.ending and (pod.ready or pod.reason in NEVER or pod.has_ended)
-            return pod if done or (pod and pod.weaker) else None
+        def settled() -> Row | OperatorError | None:
+            pod = space.pods.get(name)
+            if pod and (pod.weaker or (pod.ready and not pod.ending)):
+                return pod
+            has_ended = pod and pod.has_ended and not pod.ending
+            cause = self._api.explain(space.told(name), image)
+            return cause or (pod if has_ended else None)
 
-        pod = await self.space.until(settled, self._config.start_timeout)
-        if pod and pod.weaker:
+        while not (found := await space.until(settled, look_s)):
+            if found := self._api.explain(await space.ask(name), image):
+                break
+            look_s *= 2
+        if isinstance(found, OperatorError):
+            raise found
+        if found.weaker:
             raise InsecureSandbox(
-                f"the pod is weaker than requested and was ended: {'; '.join(pod.weaker)}. Look "
+                f"the pod is weaker than requested and was ended: {'; '.join(found.weaker)}. Look "
                 "for what changes pods in this namespace, such as an admission webhook"
             )
-        if pod is None or pod.reason in NEVER:
-            raise await self.space.explain_wait(name, rows.get(name), made.image)
-        return pod
+        return found
 
     async def _end_pod(self, name: str) -> None:
         """End the pod of a sandbox, if it has one, and wait until nothing runs in it."""

@@ -6,10 +6,12 @@ a hundred, fewer than channels, and all are closed when credentials are renewed.
 
 import json
 import random
+import re
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import anyio
@@ -17,7 +19,7 @@ from anyio import to_thread
 
 from mcp_sandbox.config import KubernetesConfig
 from mcp_sandbox.config.environment import variable
-from mcp_sandbox.errors import BackendUnavailable, CapacityReached, OperatorError
+from mcp_sandbox.errors import BackendUnavailable, CapacityReached, ImageMissing, OperatorError
 
 try:
     import httpx
@@ -38,6 +40,8 @@ _PROTOCOLS = ["v5.channel.k8s.io", "v4.channel.k8s.io"]
 _CUT = (httpx.HTTPError, OSError, ValueError)
 _CALL_S = 30.0
 _CONNECT_S = 10.0
+# How long a cluster may take for all but a pod's start.
+WAIT_S = 60.0
 # How long one is tried again that never answered: it may be misnamed, and somebody waits.
 _FIRST_ANSWER_S = 5.0
 _A_SECOND, _BURST_S = 20, 1.0
@@ -50,29 +54,38 @@ _MESSAGE_BYTES = 1 << 20
 _MESSAGES = 16
 _PING_S = 30.0
 _VERBS = {"POST": "create", "GET": "get", "PATCH": "patch", "DELETE": "delete"}
-# Answers that are about no single object: status, words in them, and what is raised.
-_REFUSALS: list[tuple[int, str, type[OperatorError], str]] = [
+# Answers that are about no single object: status, words in them, and what is told.
+_REFUSALS: list[tuple[int, str, str]] = [
     (
-        *(401, "", BackendUnavailable),
+        *(401, ""),
         "the Kubernetes API server does not know this user ({message}): its token has expired or "
         "is of another cluster; log in again, or set kubernetes.context",
     ),
     (
-        *(403, "exceeded quota", CapacityReached),
-        "the quota of namespace {namespace} is used up ({message}): end a sandbox with "
-        "`mcp-sandbox stop`, or raise the quota",
-    ),
-    (
-        *(403, "", BackendUnavailable),
+        *(403, ""),
         "this user may not {verb} {kind} in namespace {namespace} ({message}): apply the Role of "
         "`mcp-sandbox kubernetes manifests`, which allows {kind}: {verb}",
     ),
     (
-        *(404, 'namespaces "{namespace}" not found', BackendUnavailable),
+        *(404, 'namespaces "{namespace}" not found'),
         "there is no namespace {namespace}: run `kubectl create namespace {namespace}`, or set "
         "kubernetes.namespace",
     ),
 ]
+# What is told of a pod that does not begin, where no waiting helps, and what does.
+_QUOTA, _PULL = "exceeded quota", "^(ErrImage|ImagePull|InvalidImage)"
+_REMEDIES = {
+    _PULL: "push the image, set kubernetes.image, or add imagePullSecrets to kubernetes.template",
+    _QUOTA: "end a sandbox (`mcp-sandbox stop`), or raise the quota",
+    "seccomp[ :/]": "put what `mcp-sandbox kubernetes seccomp` prints into that file on every node",
+    "hostUsers|user namespace|idmap mount": "take hostUsers out of kubernetes.template",
+    "storageclass.storage.k8s.io .* not found": "set kubernetes.storage_class to one that is there",
+    "^(Template|WarmPool)NotFound": "apply the pool's manifests again",
+    "^(CreateContainer|RunContainer|StartError)": "name another image",
+    "is forbidden: (?!User)|is invalid: |denied the request|no runtime for": "change "
+    "kubernetes.template, or what refuses it",
+}
+_RAISED = {_QUOTA: CapacityReached, _PULL: ImageMissing}
 
 
 @dataclass(frozen=True)
@@ -141,7 +154,7 @@ class ApiServer:
             CapacityReached: a quota is used up.
             BackendUnavailable: no answer, no right, no namespace.
         """
-        most_s = self._config.start_timeout if self._has_answered else _FIRST_ANSWER_S
+        most_s = WAIT_S if self._has_answered else _FIRST_ANSWER_S
         deadline, wait_s = time.monotonic() + most_s, _FIRST_WAIT_S
         repeated = False
         while True:
@@ -191,7 +204,7 @@ class ApiServer:
 
     async def post(self, kind: Kind, body: Json) -> bool:
         """Create an object; wait for an older one of its name that ends. False: it does not."""
-        name, deadline = body["metadata"]["name"], time.monotonic() + self._config.start_timeout
+        name, deadline = body["metadata"]["name"], time.monotonic() + WAIT_S
         while True:
             try:
                 await self.call("POST", self.path(kind), body)
@@ -337,11 +350,22 @@ class ApiServer:
         inside = words[words.index(namespace) + 1 :] if namespace in words else words[-1:]
         kind = "/".join((inside[0], *inside[2:]))
         verb = "list" if verb == "get" and len(inside) == 1 else verb
+        if status in (400, 403, 422) and (cause := self.explain([message])):
+            return cause
         given = {"message": message, "namespace": namespace, "verb": verb, "kind": kind}
-        for known, words_in_it, error, text in _REFUSALS:
+        for known, words_in_it, text in _REFUSALS:
             if status == known and words_in_it.format(**given) in message:
-                return error(text.format(**given))
+                return BackendUnavailable(text.format(**given))
         return Refused(status, message)
+
+    def explain(self, told: Sequence[str], image: str = "") -> OperatorError | None:
+        """Return the error for the first of what a cluster tells that no waiting mends."""
+        for said, (sign, remedy) in product(told, _REMEDIES.items()):
+            if re.search(sign, said):
+                what = f"{image or self._config.image} in namespace {self._config.namespace}"
+                error = _RAISED.get(sign, BackendUnavailable)
+                return error(f"the cluster does not run {what} ({said.strip()}): {remedy}")
+        return None
 
 
 def _message(response: httpx.Response) -> str:

@@ -21,7 +21,7 @@ from mcp_sandbox.backends.kubernetes.objects import (
     Renderer,
 )
 from mcp_sandbox.backends.kubernetes.verify import find_weaker
-from mcp_sandbox.backends.kubernetes.watch import NEVER, Found, Namespace, Row
+from mcp_sandbox.backends.kubernetes.watch import Found, Namespace, Row
 from mcp_sandbox.errors import BackendUnavailable, ImageMissing, InsecureSandbox
 from mcp_sandbox.models import INTERNET, RESERVED
 
@@ -30,7 +30,7 @@ CONFIG_MAP = Kind("", "configmaps", "ConfigMap")
 # How long it holds that a cluster enforces policies.
 _TRIED_S = 86_400.0
 _LOOK_AGAIN_S = 60.0
-_POLL_S = 0.1
+_POLL_S = 0.2
 _TRIED = "mcp-sandbox.enforced"
 _NAME = "mcp-sandbox-"
 _PORT, _REACHED = 8080, 7
@@ -92,7 +92,11 @@ class Network:
         self._image = namespace.config.image
         self._renderer = renderer
         self._look_at_s = 0.0
-        self._is_tried = False
+        self._trying = anyio.Lock()
+        # The pod of a trial, until it is seen to begin.
+        self.waits_for: Row | None = None
+        # Whether policies keep pods of a network from others, as far as that was tried.
+        self.enforced: dict[str, bool] = {}
         # What policies that are not ours, and allow something, are for.
         self._others: dict[str, Json] = {}
         self._shown: dict[str, str] = {}
@@ -101,6 +105,11 @@ class Network:
         """Raise InsecureSandbox if pods that must have no network reach another pod."""
         if network == "allowlist":
             await self.show()
+        async with self._trying:
+            await self._check_policies(network)
+            await self._try("open" if network == "open" else "none")
+
+    async def _check_policies(self, network: str) -> None:
         # Somebody may have deleted them since, or added others.
         if time.monotonic() > self._look_at_s:
             pages = self._api.pages(POLICY)
@@ -124,16 +133,27 @@ class Network:
                     f"keeps in: write podSelector: {{matchExpressions: [{{key: {app}, operator: "
                     f"NotIn, values: [{value}]}}]}} into it, or set network: open"
                 )
-        if self._is_tried:
+
+    async def _try(self, network: str) -> None:
+        """Try whether a policy is enforced, unless a server has seen that today."""
+        if network in self.enforced:
             return
-        none = f"{_NAME}none"
-        noted = (await self._api.get(POLICY, none))["metadata"].get("annotations", {})
+        policy = f"{_NAME}{network}"
+        noted = (await self._api.get(POLICY, policy))["metadata"].get("annotations", {})
         tried = noted.get(_TRIED, "0")
         if not tried.isdecimal() or time.time() - int(tried) > _TRIED_S:
-            await self._reach_canary()
+            if await self._reach_canary(network):
+                self.enforced["open"] = False
+                if network == "open":
+                    return
+                raise InsecureSandbox(
+                    "this cluster does not enforce NetworkPolicies: a pod that should have no "
+                    "network reached another pod. Install a network plugin that enforces them, or "
+                    "set network: open if sandboxes may reach everything"
+                )
             note = {"metadata": {"annotations": {_TRIED: f"{time.time():.0f}"}}}
-            await self._api.patch(POLICY, none, note)
-        self._is_tried = True
+            await self._api.patch(POLICY, policy, note)
+        self.enforced[network] = True
 
     async def _put(self, policy: Json, found: Json | None) -> None:
         if found is None:
@@ -166,29 +186,25 @@ class Network:
                 await self._api.patch(CONFIG_MAP, name, {"data": files})
         self._shown = files
 
-    async def _reach_canary(self) -> None:
+    async def _reach_canary(self, network: str) -> bool:
+        """Return whether a pod of a network reaches another pod."""
         await self._sweep()
         number = secrets.token_hex(4)
         canary, prober = f"mcs-canary-{number}", f"mcs-probe-{number}"
         try:
             address = await self._run_trial(canary, _LISTEN, "canary", _read_address)
             command = [*PYTHON, "-c", _REACH, address]
-            code = await self._run_trial(prober, command, "none", lambda pod: Row.of(pod).exit_code)
+            code = await self._run_trial(prober, command, network, lambda p: Row.of(p).exit_code)
         finally:
             with anyio.CancelScope(shield=True):
                 for name in (canary, prober):
                     await self._api.delete(POD, name)
-        if code == _REACHED:
-            raise InsecureSandbox(
-                "this cluster does not enforce NetworkPolicies: a pod that should have no network "
-                "reached another pod. Install a network plugin that enforces them, or set "
-                "network: open if sandboxes may reach everything"
-            )
-        if code != 0:
+        if code not in (0, _REACHED):
             raise ImageMissing(
                 f"the image {self._image} cannot run a program (exit code {code}): is it an image "
                 "of `mcp-sandbox images build`?"
             )
+        return code == _REACHED
 
     async def _sweep(self) -> None:
         """Delete what servers that were killed in their trial have left, once it has ended."""
@@ -203,15 +219,13 @@ class Network:
     ) -> Found:
         """Start a pod of ours; return what `read` finds in its status."""
         await self._api.post(POD, self._renderer.trial(name, command, network))
-        row: Row | None = None
-        with anyio.move_on_after(self._namespace.config.start_timeout):
-            while row is None or row.reason not in NEVER:
-                pod = await self._api.get(POD, name)
-                row = Row.of(pod)
-                if (found := read(pod)) is not None:
-                    return found
-                await anyio.sleep(_POLL_S)
-        raise await self._namespace.explain_wait(name, row, self._image)
+        while (found := read(pod := await self._api.get(POD, name))) is None:
+            self.waits_for = Row.of(pod)
+            if cause := self._api.explain([self.waits_for.said], self._image):
+                raise cause
+            await anyio.sleep(_POLL_S)
+        self.waits_for = None
+        return found
 
 
 def _selects(selector: Json, labels: Mapping[str, str]) -> bool:

@@ -66,6 +66,8 @@ _START_S = 300
 # Where files are in the pod alone, it waits at least so long for a server that may save them.
 _UNSAVED_S = 86_400.0
 _NOT_READABLE = re.compile(r"[^a-z0-9]+")
+# What may be written until that is seen and stopped.
+_BEYOND = 4 * 2**30
 # Below the volume; its own root may hold a folder of its file system.
 _KEPT = {"workspace": "/workspace", "home": HOME}
 # The containers of a pod: the second one begins with its first skill, which it alone can write.
@@ -184,7 +186,7 @@ class Renderer:
         """Return the volume with the files of a sandbox of this kind."""
         if self.in_pod:
             # The server stops a chat at its limit; the cluster would end the pod above this one.
-            return {"emptyDir": {"sizeLimit": str(self._size + self._size // 10)}}
+            return {"emptyDir": {"sizeLimit": str(self._size + max(self._size, _BEYOND))}}
         claim = f"{FILES}-{name}" if kind is SANDBOX else name
         return {"persistentVolumeClaim": {"claimName": claim}}
 
@@ -302,6 +304,7 @@ class Renderer:
     def _container(self, made: Made, *, is_pooled: bool) -> Json:
         memory = f"{made.limits.memory_mb}Mi"
         usage = {"memory": memory, "cpu": f"{round(made.limits.cpus * 1000)}m"}
+        least = round(min(self._config.cpu_request, made.limits.cpus) * 1000)
         kept = [{"name": FILES, "mountPath": path, "subPath": name} for name, path in _KEPT.items()]
         places = {"tmp": "/tmp", "shm": "/dev/shm", "run": _PLACE}  # noqa: S108 - the sandbox's
         own = [{"name": name, "mountPath": path} for name, path in places.items()]
@@ -319,7 +322,7 @@ class Renderer:
             "workingDir": "/workspace",
             # The cluster expands $(NAME), unless it is told not to.
             "env": [{"name": k, "value": v.replace("$", "$$")} for k, v in variables.items()],
-            "resources": {"limits": usage, "requests": {"memory": memory, "cpu": "50m"}},
+            "resources": {"limits": usage, "requests": {"memory": memory, "cpu": f"{least}m"}},
             "securityContext": RESTRICTED,
             "volumeMounts": [*kept, *own, *fixed],
         }
@@ -356,13 +359,17 @@ class Renderer:
         spec["activeDeadlineSeconds"] = 120
         return POD.body(name, {"labels": {**labels, **TRIAL, NETWORK: network}}, spec)
 
-    def facts(self, made: Made) -> SandboxFacts:
-        """Return what holds in such a pod, once `verify` found nothing weaker."""
+    def facts(self, made: Made, keeps_open: bool | None) -> SandboxFacts:
+        """Return what holds in a pod that is not weaker; `keeps_open`: as `open` was tried."""
         limits, runtime = made.limits, self._template.get("spec", {}).get("runtimeClassName")
         own = self._config.seccomp_profile
         seccomp = f"seccomp profile {own}" if own else "the runtime's default seccomp profile only"
         none = "none, by a NetworkPolicy that the cluster enforces"
-        reached = "open, but for addresses of the cluster and of its machines"
+        reached = {
+            True: "open, but for addresses of the cluster and of its machines",
+            False: "open, also to the cluster's own addresses: it does not enforce NetworkPolicies",
+            None: "open; whether to the cluster's own addresses too was not tried",
+        }[keeps_open]
         return SandboxFacts(
             backend="kubernetes",
             image=made.image,

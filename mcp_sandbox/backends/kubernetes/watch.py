@@ -9,12 +9,12 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 import anyio
 from anyio.abc import TaskGroup
 
-from mcp_sandbox.backends.kubernetes.client import POD, ApiServer, Json, Kind, Refused
+from mcp_sandbox.backends.kubernetes.client import POD, WAIT_S, ApiServer, Json, Kind, Refused
 from mcp_sandbox.backends.kubernetes.objects import (
     APP,
     CLAIM,
@@ -30,16 +30,11 @@ from mcp_sandbox.backends.kubernetes.objects import (
 from mcp_sandbox.backends.kubernetes.verify import find_weaker
 from mcp_sandbox.backends.sandbox_records import make_gone_error
 from mcp_sandbox.config import KubernetesConfig
-from mcp_sandbox.errors import BackendUnavailable, CapacityReached, ImageMissing, OperatorError
+from mcp_sandbox.errors import BackendUnavailable, CapacityReached, OperatorError
 from mcp_sandbox.models import SandboxId
 
 logger = logging.getLogger(__name__)
 Found = TypeVar("Found")
-# What never becomes a running pod by waiting.
-NEVER = {
-    *("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"),
-    *("CreateContainerError", "CreateContainerConfigError", "RunContainerError", "StartError"),
-}
 EVENT = Kind("", "events", "Event")
 WARM = "mcw"
 _GONE = 410
@@ -78,18 +73,18 @@ class Row:
         ended, waits = state.get("terminated", {}), state.get("waiting", {})
         conditions = {each["type"]: each for each in status.get("conditions", [])}
         failed = {name: each for name, each in conditions.items() if each.get("status") == "False"}
-        unplaced = failed.get("PodScheduled", {})
+        ready = conditions.get("Ready", {})
         # What ended the whole pod, such as an eviction, comes before what its program said.
         whole: Json = status if status.get("reason") else conditions.get("DisruptionTarget", {})
-        # The last is that of a controller, which could not make the pod or its volume.
-        causes = (whole, ended, waits, unplaced, failed.get("Ready", {}))
+        # That of a Sandbox whose pod or volume could not be made comes before the scheduler's.
+        causes = (whole, ended, waits, *map(failed.get, ("Ready", "PodScheduled")))
         says: Json = next(filter(None, causes), {})
         return cls(
             metadata["name"],
             metadata["uid"],
             "deletionTimestamp" in metadata,
             sys.intern(status.get("phase", "Pending")),
-            conditions.get("Ready", {}).get("status") == "True",
+            ready.get("status") == "True",
             says.get("reason") or "",
             says.get("message") or "",
             ended.get("exitCode"),
@@ -97,6 +92,10 @@ class Row:
             weaker,
             made,
         )
+
+    @property
+    def said(self) -> str:
+        return f"{self.reason}: {self.message}".strip(": ")
 
     @property
     def runs(self) -> bool:
@@ -129,7 +128,7 @@ class Namespace:
         self._renderer = renderer
         self._rows: dict[Kind, dict[str, Row]] = {}
         self._listed: set[Kind] = set()
-        self._failed: tuple[Kind, OperatorError] | None = None
+        self._failed: dict[Kind, OperatorError] = {}
         self._changed = anyio.Event()
         self._opening = anyio.Lock()
 
@@ -142,10 +141,10 @@ class Namespace:
                     self._rows[kind] = {}
                     self.tasks.start_soon(self._follow, kind)
         # Not for ever: a fault of this server may have ended its watches.
-        with anyio.move_on_after(self.config.start_timeout):
+        with anyio.move_on_after(WAIT_S):
             while self._listed != self._rows.keys():
-                if self._failed and self._failed[0] not in self._listed:
-                    raise BackendUnavailable(str(self._failed[1])) from self._failed[1]
+                if unlisted := self._failed.keys() - self._listed:
+                    raise BackendUnavailable(str(self._failed[unlisted.pop()]))
                 await self._changed.wait()
             return
         raise BackendUnavailable("the cluster does not list what is there: call again later")
@@ -203,7 +202,7 @@ class Namespace:
                 version = version or await self._list(kind, selector)
                 async for event in self.api.watch(kind, version, labelSelector=selector):
                     version = event["object"]["metadata"]["resourceVersion"]
-                    self._failed = None
+                    self._failed.pop(kind, None)
                     if event["type"] != "BOOKMARK":
                         self._take(kind, event["type"], event["object"])
                     wait_s = _AGAIN_S
@@ -214,7 +213,7 @@ class Namespace:
                     version = ""
                     if exc.status == _GONE:
                         continue
-                self._failed = kind, exc
+                self._failed[kind] = exc
                 self._tell()
             await anyio.sleep(wait_s * random.uniform(0.5, 1.0))  # noqa: S311 - no secret
             wait_s = min(2 * wait_s, _MOST_AGAIN_S)
@@ -230,7 +229,7 @@ class Namespace:
         for name in [name for name, row in rows.items() if row.uid not in uids]:
             self._put(kind, name, None)
         self._listed.add(kind)
-        self._failed = None
+        self._failed.pop(kind, None)
         self._tell()
         return version
 
@@ -326,27 +325,36 @@ class Namespace:
             lambda: all(name not in each or each[name].ending for each in rows), _SEEN_S
         )
 
-    async def explain_wait(self, name: str, pod: Row | None, image: str) -> OperatorError:
-        """Return the error for a pod that does not begin to run."""
-        if pod and pod.reason in NEVER:
-            return ImageMissing(
-                f"the image {image} cannot be run ({pod.reason}: {pod.message.strip()}): push it "
-                "where the cluster finds it, set kubernetes.image, or add imagePullSecrets to "
-                "kubernetes.template"
-            )
+    def told(self, name: str) -> list[str]:
+        """Return what is said of a sandbox that does not begin, of its pod first."""
+        rows = self.pods.get(name), self._rows.get(self.kind_of(name), {}).get(name)
+        return [row.said for row in rows if row and row.said and not row.ending]
+
+    async def ask(self, name: str, trial: Row | None = None) -> list[str]:
+        """Return the same with what only events tell, the nearest cause first."""
+        pod, told = trial or self.pods.get(name), [trial.said] if trial else self.told(name)
+        # Without a message it is a step, such as ContainerCreating.
+        if pod and pod.message and "PersistentVolumeClaim" not in pod.message:
+            return told
+        files = {} if trial else self._renderer.files(self.kind_of(name), name)
+        with anyio.move_on_after(_SEEN_S), suppress(OperatorError):
+            uids = [pod.uid] if pod else []
+            if claim := files.get("persistentVolumeClaim"):
+                uids.append((await self.api.get(VOLUME, claim["claimName"]))["metadata"]["uid"])
+            for uid in uids:
+                about = f"involvedObject.uid={uid},type=Warning"
+                async for page, _ in self.api.pages(EVENT, fieldSelector=about):
+                    told[:0] = [f"{each['reason']}: {each['message']}" for each in page[::-1]]
+        return told
+
+    async def give_up(self, name: str, image: str, trial: Row | None) -> NoReturn:
+        """Raise why a pod does not run in time, or that of a `trial` before it."""
         if self._failed:
-            return BackendUnavailable(str(self._failed[1]))
-        # Without a message it is a step, such as ContainerCreating; why it lasts is in an event.
-        why = [f"{pod.reason}: {pod.message}"] if pod and pod.message else []
-        owner = self._rows.get(self.kind_of(name), {}).get(name)
-        if owner and owner.message and (not pod or "Error seen" in owner.message):
-            why = [owner.message]
-        with suppress(OperatorError):
-            async for page, _ in self.api.pages(EVENT, fieldSelector=f"involvedObject.name={name}"):
-                said = [str(each["message"]) for each in page if each.get("type") == "Warning"]
-                why = why or said[-1:]
-        why = why or [pod.reason if pod and pod.reason else "it gave no reason"]
-        return CapacityReached(
+            raise BackendUnavailable(str(next(iter(self._failed.values()))))
+        if (pod := self.pods.get(name)) and pod.ready:
+            raise BackendUnavailable(f"the pod of {name} runs and is not reached: call again")
+        told = await self.ask(name, None if pod else trial)
+        raise self.api.explain(told, image) or CapacityReached(
             f"the cluster started no pod within {self.config.start_timeout:g} s "
-            f"({'; '.join(why)}): make room, or call again later"
+            f"({(*told, 'it gave no reason')[0]}): make room, or call again later"
         )

@@ -139,10 +139,9 @@ class ChatSandbox:
                             "runs in its background. The next call connects to it again."
                         )
                     if cause:
-                        files, backend = self._context.files, self._context.backend
-                        kept = "files are kept. The next call gets a new sandbox on the same files"
-                        if files.lost_with_sandbox and not backend.keeps_paused_files:
-                            kept = "and the next call says whether files are"
+                        kept = "and the next call says whether files are"
+                        if await self._context.keeps_files(held):
+                            kept = "files are kept. The next call gets a new sandbox on them"
                         reason = f"the sandbox ended: {cause}; what was under way is lost, {kept}."
                     lost = "" if cause is None else describe_lost(held.runtime.background)
                     held.end_reason = f"{reason}{lost}"
@@ -220,7 +219,8 @@ class ChatSandbox:
             self._forget(held)
             with anyio.CancelScope(shield=True):
                 async with self._context.records.hold(self.chat):
-                    self._lifecycle.tell_ended(held, await self._lifecycle.discard_dead(held))
+                    cause = await self._lifecycle.discard_dead(held)
+                    await self._lifecycle.tell_ended(held, cause)
         elif not self._keeping and self._lifecycle.age_s(held) >= self.lifetime_s:
             await self._expire(held)
         else:
@@ -298,9 +298,10 @@ class ChatSandbox:
                 paused = any(info.state == "paused" for info in left)
                 for info in () if paused else left:
                     await self._adopt(info.id)
-                if self._held and not self._held.paused:
-                    await self._lifecycle.pause(self._held, is_used=self._calls > 0)
-                paused = paused or self._held is not None
+                held, used = self._held, self._calls > 0
+                if held and not (held.paused or await self._lifecycle.pause(held, is_used=used)):
+                    self._forget(held)
+                paused = paused or held is not None
         return paused
 
     async def resume(self) -> bool:
@@ -330,7 +331,8 @@ class ChatSandbox:
                 gone, held = ours, self._held
                 if ours and held and held.dead:
                     self._forget(held)
-                    self._lifecycle.tell_ended(held, await self._lifecycle.discard_dead(held))
+                    cause = await self._lifecycle.discard_dead(held)
+                    await self._lifecycle.tell_ended(held, cause)
                 elif ours and held:
                     gone = False
                     with suppress(Unsaved):

@@ -129,6 +129,12 @@ class SessionContext:
             self.leases.check(chat)
         return (self.leases and self.leases.epoch(chat)) or 0
 
+    async def keeps_files(self, held: "OpenSandbox") -> bool:
+        """Return whether the files of a sandbox that has ended are known to be there."""
+        own, keeps = self.files.lost_with_sandbox, self.backend.keeps_paused_files
+        here = [info.id for info in await self.backend.running()] if own and keeps else ()
+        return not own or held.sandbox.id in here
+
     async def used_elsewhere(self, chats: Iterable[ChatId]) -> set[ChatId]:
         """Return those of the chats whose files here are in the hands of other servers."""
         if self.leases and self.leases.shares_files:

@@ -333,8 +333,8 @@ class SandboxLifecycle:
                 self._context.notices.add(self._chat, f"{str(exc)[0].upper()}{str(exc)[1:]}.")
             raise
 
-    async def pause(self, held: OpenSandbox, *, is_used: bool) -> None:
-        """Pause it; raises Busy if a call or another server uses it, Unsupported if none can."""
+    async def pause(self, held: OpenSandbox, *, is_used: bool) -> bool:
+        """Pause it; False: it was saved and ended. Raises Busy if it is used, and Unsupported."""
         status = await held.runtime.status()
         if is_used or status.calls or status.connections > 1:
             raise Busy(
@@ -346,12 +346,14 @@ class SandboxLifecycle:
         try:
             held.paused = await held.sandbox.pause()
             if not held.paused and self._files.lost_with_sandbox:
-                # It has its files to itself: to go on, it is made anew from what is saved.
                 await self._files.save_before_end(self._chat, held.runtime)
                 await self._context.backend.destroy(held.sandbox.id)
-                held.paused = True
+                await held.runtime.aclose()
+                ended = f"This saved its files and ended it.{describe_lost(status.background)}"
+                self._context.notices.add(self._chat, f"The sandbox was paused. {ended}")
+                return False
         finally:
-            if not held.paused:
+            if not (held.paused or held.runtime.broken):
                 self._context.start_doors(self._chat, held)
         if not held.paused:
             backend = self._context.backend.name
@@ -361,6 +363,7 @@ class SandboxLifecycle:
         if self._files.lost_with_sandbox:
             # It is somewhere else, from where no connection outlives a pause for sure.
             await held.runtime.aclose()
+        return True
 
     async def resume(self, held: OpenSandbox) -> None:
         """Resume it; if it has ended meanwhile, or has older files, it is `dead` afterwards."""
@@ -483,13 +486,14 @@ class SandboxLifecycle:
     def age_s(self, held: OpenSandbox) -> float:
         return self._context.use_times.clock().steady_s - held.started_s
 
-    def tell_ended(self, held: OpenSandbox, cause: str | None) -> None:
+    async def tell_ended(self, held: OpenSandbox, cause: str | None) -> None:
         """Tell the agent why a sandbox died, as `discard_dead` returns it."""
         if cause is not None:
+            files = " on the same files" if await self._context.keeps_files(held) else ""
             self._context.notices.add(
                 self._chat,
                 f"The sandbox had ended since the last call: {cause or 'it did not answer'}; "
-                f"this is a new one on the same files.{describe_lost(held.runtime.background)}",
+                f"this is a new one{files}.{describe_lost(held.runtime.background)}",
             )
 
     def log_event(self, what: str, held: OpenSandbox) -> None:

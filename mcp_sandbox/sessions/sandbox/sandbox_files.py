@@ -6,7 +6,7 @@ of another chat are not touched; those of a lower epoch than the chat has are sa
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +16,7 @@ import anyio
 
 from mcp_sandbox.backends.base import Sandbox
 from mcp_sandbox.config import StorageConfig, WorkspaceConfig
+from mcp_sandbox.config.values import GIB
 from mcp_sandbox.errors import (
     BackendUnavailable,
     SandboxError,
@@ -39,8 +40,8 @@ from mcp_sandbox.workspace.meter import Checkpoint, DiskUsage, FreeSpace, TreeUs
 from mcp_sandbox.workspace.users import SandboxUsers
 
 _NOWHERE = ChatDirectories(Path(), Path(), 0, mounted=False)
-# A look at the files is a call over the network.
-_MEASURE_S = 5.0
+# A look at the files is a call over the network; they may grow by so much in a second.
+_MEASURE_S, _SOON_S, _FASTEST = 5.0, 0.5, GIB
 _AT_ONCE = 1000
 _JUST_NOW_S = 30.0
 
@@ -62,6 +63,7 @@ class RecordedWorkspaces(Workspaces):
         # The last connection to each chat's sandbox, and how large its files were last.
         self.runtimes: WeakValueDictionary[ChatId, Runtime] = WeakValueDictionary()
         self.sizes: dict[ChatId, int] = {}
+        self.note_full: Callable[[ChatId], None]
 
     def _open(self, chat: ChatId) -> ChatDirectories:
         if self._skills:
@@ -100,7 +102,11 @@ class _RuntimeUsage(DiskUsage):
             if runtime:
                 found = await runtime.files.measure()
                 usage, free = TreeUsage(found.bytes, found.entries, found.complete), found.free
+                if sizes.get(self._chat, 0) <= space.size_limit < found.bytes:
+                    self._workspaces.note_full(self._chat)
                 sizes[self._chat] = found.bytes
+                full_s = (space.size_limit - found.bytes) / _FASTEST
+                self._least_interval_s = min(_MEASURE_S, max(_SOON_S, full_s))
         others = sum(n for chat, n in sizes.items() if chat.user == user and chat != self._chat)
         allowed = space.user_quota - others if space.user_quota else None
         return usage, FreeSpace(space.min_free + free, None, allowed)
@@ -115,6 +121,7 @@ class SandboxFiles(Saving):
         super().__init__(backups, settings, context)
         assert isinstance(context.workspaces, RecordedWorkspaces)  # noqa: S101 - as it holds files
         self._workspaces = context.workspaces
+        self._workspaces.note_full = self._save_soon
         # The secret of each chat's sandbox that has had the mark.
         self._marked: dict[ChatId, bytes] = {}
 
@@ -163,7 +170,8 @@ class SandboxFiles(Saving):
     async def _fill(self, chat: ChatId, runtime: Runtime) -> None:
         """Bring the chat's newest files into a new sandbox, and mark them."""
         record = await self._context.records.get(chat)
-        limit = self._context.settings.workspace.size_limit
+        # As much as one that was stopped at the limit may have.
+        limit = 2 * self._context.settings.workspace.size_limit
 
         async def unpack(backup: Backup) -> None:
             await runtime.files.mark(f"{chat} -")
@@ -212,6 +220,10 @@ class SandboxFiles(Saving):
         """Note that what was not saved is gone: the next sandbox begins with what was."""
         if one := self._chats.get(chat):
             one.changed_s = None
+
+    def _save_soon(self, chat: ChatId) -> None:
+        """Have it saved at once: its place may end a sandbox that has too much."""
+        self._chats[chat].changed_s = -math.inf
 
     async def save_before_end(
         self, chat: ChatId, runtime: Runtime, *, older: int | None = None
