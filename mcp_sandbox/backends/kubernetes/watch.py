@@ -100,11 +100,12 @@ class Row:
 
     @property
     def runs(self) -> bool:
-        return self.phase == "Running" and self.ready and not self.ending
+        return self.phase == "Running" and not self.ending
 
     @property
     def has_ended(self) -> bool:
-        return self.phase in ("Succeeded", "Failed") or self.ending
+        """Whether its node said so: one that is only to end may go on where that is away."""
+        return self.phase in ("Succeeded", "Failed") or self.exit_code is not None
 
 
 def _name_sandbox(kind: Kind, metadata: Json) -> str:
@@ -145,7 +146,7 @@ class Namespace:
         with anyio.move_on_after(self.config.start_timeout):
             while self._listed != self._rows.keys():
                 if self._failed and self._failed[0] not in self._listed:
-                    raise BackendUnavailable(str(self._failed[1])) from self._failed[1]
+                    raise self._failed[1].with_traceback(None)
                 await self._changed.wait()
             return
         raise BackendUnavailable("the cluster does not list what is there: call again later")
@@ -293,6 +294,8 @@ class Namespace:
             try:
                 row = self._read(kind, await self.api.get(kind, name))
             except Refused as exc:
+                if exc.status != 404:
+                    raise
                 raise make_gone_error(SandboxId(name)) from exc
         if row is None:
             raise BackendUnavailable(
@@ -335,7 +338,7 @@ class Namespace:
                 "kubernetes.template"
             )
         if self._failed:
-            return BackendUnavailable(str(self._failed[1]))
+            return self._failed[1].with_traceback(None)
         # Without a message it is a step, such as ContainerCreating; why it lasts is in an event.
         why = [f"{pod.reason}: {pod.message}"] if pod and pod.message else []
         owner = self._rows.get(self.kind_of(name), {}).get(name)
