@@ -113,8 +113,10 @@ class ChatControl:
         return {"chat": str(chat), key: await change(manager, chat)}
 
     async def _pause(self, arguments: JsonObject) -> JsonObject:
-        done = await self._change("paused", SessionManager.pause, arguments)
-        return {**done, "keeps_processes": (await self._manager()).keeps_paused_processes}
+        manager, chat = await self._find_named(arguments)
+        done, found = await manager.pause(chat), await manager.status(chat)
+        keeps = manager.keeps_paused_processes and bool(found and found.sandbox_id)
+        return {"chat": str(chat), "paused": done, "keeps_processes": keeps}
 
     async def _stop(self, arguments: JsonObject) -> JsonObject:
         end = partial(SessionManager.stop, force=bool(arguments.get("force")))
