@@ -134,6 +134,30 @@ async def test_a_paused_chat_is_saved_and_comes_back(
         assert (await session.exec("cat file")).stdout == "kept\n"
 
 
+@pytest.mark.parametrize("is_new", [False, True])
+async def test_what_a_pause_has_ended_is_told_as_such(
+    kind: str, fake: Cluster, data_root: Path, is_new: bool
+) -> None:
+    async with manager_on(data_root) as manager:
+        session = await manager.session(CHAT)
+        await session.exec("echo kept > file; sleep 1000 & sleep 0.2")
+        await manager.pause(CHAT)
+        # Nothing runs on, whatever becomes of this server.
+        assert [row.background for row in await manager.list()] == [0]
+        if not is_new:
+            assert (await session.exec("cat file")).stdout == "kept\n"
+            told = await session.take_notices()
+    if is_new:
+        async with manager_on(data_root) as manager:
+            session = await manager.session(CHAT)
+            assert (await session.exec("cat file")).stdout == "kept\n"
+            told = await session.take_notices()
+    (about,) = [text for text in told if "had ended" in text]
+    assert "it was paused, which ends what runs in it" in about
+    assert "sleep 1000" in about
+    assert "killed" not in about
+
+
 async def test_without_an_object_store_it_is_refused(fake: Cluster, data_root: Path) -> None:
     config = in_cluster(data_root, storage="backups")
     config = config.model_copy(update={"storage": StorageConfig()})
