@@ -142,7 +142,8 @@ def shutdown(
         name = f"{row['user']}/{row['chat']}"
         if everything:
             ask_daemon(path, "stop", chat=name)
-        end = "has ended" if everything else f"runs on: `mcp-sandbox stop {name}` ends it"
+        how = "is paused" if row["state"] == "paused" else "runs on"
+        end = "has ended" if everything else f"{how}: `mcp-sandbox stop {name}` ends it"
         print(f"{name}: {row['background']} in the background {end}")
     print(f"the daemon (pid {shut_down(path, timeout_s=timeout)}) has ended")
 

@@ -30,7 +30,7 @@ from mcp_sandbox.cli.options import (
 from mcp_sandbox.config import Config
 from mcp_sandbox.config.environment import state_folder
 from mcp_sandbox.relay.connect import run
-from mcp_sandbox.relay.place import DaemonAddress
+from mcp_sandbox.relay.place import DaemonAddress, note_variables
 from mcp_sandbox.telemetry import logs
 
 ProjectAccessOption = Annotated[
@@ -97,6 +97,7 @@ def serve(
     own = {"serve.idle_exit": idle_exit, "serve.http": http}
     loaded = load(config, data, backend, {**own, **_flags(log_format, project_dir, skills)})
     logs.configure(loaded.config.serve.log_format, state_folder() / "daemon.log")
+    note_variables(str(socket_path(socket, data)), loaded.variables())
     chats.check(loaded.config)
     work = partial(daemon.serve, anonymous_http=allow_anonymous_loopback)
     anyio.run(work, loaded, socket_path(socket, data))
@@ -188,7 +189,9 @@ def doctor(
         raise typer.BadParameter("--backend belongs to --attack: without it, each one is tried")
     from mcp_sandbox.doctor.machine import examine, render
 
-    report = anyio.run(examine, load(config, data).config, socket_path(None, data))
+    loaded, place = load(config, data), socket_path(None, data)
+    note_variables(str(place), loaded.variables())
+    report = anyio.run(examine, loaded.config, place)
     if as_json:
         print(json.dumps(asdict(report)))
     else:

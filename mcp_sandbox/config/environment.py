@@ -38,7 +38,8 @@ def git_variables() -> Mapping[str, str]:
 def server_variables() -> Mapping[str, str]:
     """Return what a server process that we start must inherit to see the same configuration."""
     others = ("XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_RUNTIME_DIR", "S3_ENDPOINT", "KUBECONFIG")
-    return {**setting_variables(), **docker_variables(), **_present(others)}
+    noted = place.noted_variables(place.default_socket())
+    return {**setting_variables(), **docker_variables(), **_present(others), **noted}
 
 
 def search_path() -> str:

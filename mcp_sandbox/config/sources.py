@@ -81,6 +81,12 @@ class LoadedConfig:
             source = self.sources.get(key, "default")
             yield key, reduce(getitem, key.split("."), tree), source, info.description or ""
 
+    def variables(self) -> list[str]:
+        """Return the variables that settings in use name as env:NAME."""
+        used = (key for key in KNOWN if key in self.sources or key.startswith(self.config.backend))
+        values = (str(attrgetter(key)(self.config)) for key in used)
+        return [each.removeprefix("env:") for each in values if each.startswith("env:")]
+
     def differences(self, variables: Mapping[str, Any]) -> list[str]:
         """Say which settings would be others now, with the settings among these variables.
 

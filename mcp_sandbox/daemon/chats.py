@@ -114,9 +114,9 @@ class ChatControl:
 
     async def _pause(self, arguments: JsonObject) -> JsonObject:
         manager, chat = await self._find_named(arguments)
-        paused, row = await manager.pause(chat), await manager.status(chat)
-        keeps = manager.keeps_paused_processes and row is not None and row.sandbox_id is not None
-        return {"chat": str(chat), "paused": paused, "keeps_processes": keeps}
+        done, found = await manager.pause(chat), await manager.status(chat)
+        keeps = manager.keeps_paused_processes and bool(found and found.sandbox_id)
+        return {"chat": str(chat), "paused": done, "keeps_processes": keeps}
 
     async def _stop(self, arguments: JsonObject) -> JsonObject:
         end = partial(SessionManager.stop, force=bool(arguments.get("force")))

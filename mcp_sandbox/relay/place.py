@@ -11,6 +11,7 @@ CHUNK_BYTES = 256 << 10
 ANSWER_S = 15.0
 _ELSEWHERE = "give another path with --socket or MCP_SANDBOX_SOCKET"
 _LONGEST_ANSWER = 64 << 10
+_OURS = ("MCP_SANDBOX_", "SANDBOX_TOKEN")
 
 
 class DaemonUnavailable(Exception):
@@ -197,6 +198,30 @@ def default_socket(data: str = "") -> str:
     from binascii import crc32
 
     return os.path.join(folder, f"mcp-{crc32(os.fsencode(root)):08x}.sock")
+
+
+def _variables_file(socket: str) -> str:
+    return os.path.join(state_folder(), f"variables{socket.replace('/', '-')}")
+
+
+def note_variables(socket: str, names: list[str]) -> None:
+    """Note which variables the settings of a server at this socket name."""
+    try:
+        os.makedirs(state_folder(), mode=0o700, exist_ok=True)
+        with open(_variables_file(socket), "w", encoding="utf-8") as file:
+            file.write("\n".join(names))
+    except OSError:
+        pass  # Then a server that lacks one says so.
+
+
+def noted_variables(socket: str) -> dict[str, str]:
+    """Return those of them that are set here; none of them is a token of ours."""
+    try:
+        with open(_variables_file(socket), encoding="utf-8") as file:
+            names = [name for name in file.read().split() if not name.startswith(_OURS)]
+    except (OSError, UnicodeError):
+        return {}
+    return {name: os.environ[name] for name in names if name in os.environ}
 
 
 def _json(value: str | None) -> str:

@@ -15,6 +15,7 @@ from mcp_sandbox.relay.place import (
     DaemonUnavailable,
     NotRunning,
     dial,
+    noted_variables,
     say,
     state_folder,
 )
@@ -152,7 +153,7 @@ def _spawn(place: DaemonAddress, log: str) -> "subprocess.Popen[bytes]":
             stdout=number,
             stderr=number,
             cwd="/",
-            env=daemon_variables(),
+            env={**daemon_variables(), **noted_variables(place.socket)},
             start_new_session=True,
         )
     finally:

@@ -6,7 +6,7 @@ protocol ends the channel and every call under way.
 """
 
 import os
-from collections.abc import AsyncGenerator, AsyncIterable
+from collections.abc import AsyncGenerator, AsyncIterable, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Literal
 
@@ -61,6 +61,7 @@ class Channel:
         """`doors`: used only for these, keeps no sandbox alive, and frames are not sealed."""
         self.hello = RunnerHello("", 0, 0)
         self.background = Background()
+        self.on_background: Callable[[], object] = Background
         # Ended processes that no user or agent has been told of, by id.
         self.ended: dict[str, ProcessRow] = {}
         # It ended because the runner no longer answers.
@@ -282,6 +283,7 @@ class Channel:
                 call.error = self.broken
                 call.ended = True
                 call.wake()
+            self.on_background = Background
             self._ended.set()
             self._busy.set()
         with anyio.CancelScope(shield=True):
@@ -368,6 +370,7 @@ class Channel:
                 raise protocol.ProtocolError(str(header["message"])[:500])
             if header["t"] == "background":
                 self.background = read_background(header)
+                self.on_background()
             if header["t"] == "ended":
                 self._note_ended(header)
             return

@@ -61,6 +61,10 @@ class Runtime:
         """The processes that commands left running; the runner reports every change."""
         return self._channel.background
 
+    def watch_background(self, changed: Callable[[], object]) -> None:
+        """Have the reader of the channel call `changed` at every change of it."""
+        self._channel.on_background = changed
+
     async def status(
         self, *, stop_background: bool = False, timeout_s: float = processes.LATE_S
     ) -> RunnerStatus:

@@ -4,10 +4,11 @@ A record says which backend and sandbox a chat has and when it was used last. It
 from the directories, what runs from the backend: a lost record costs the chat neither.
 
     {data root}/sandbox/records/{user}/chat-{chat}.json    the record; its mtime is the last use
+                               /{user}/chat-{chat}.seen    the sandbox that its agent saw last
                        /locks/{user}/chat-{chat}           locked while a server has the chat
 
 A record is written whole and synced when its content changes. The time of use is the file's mtime:
-no call waits for it, and a power cut may lose it.
+no call waits for it, and a power cut may lose it; so it may the sandbox seen last.
 """
 
 import logging
@@ -39,7 +40,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 Clock = Callable[[], Moment]
 
-_PREFIX, _SUFFIX = "chat-", ".json"
+_PREFIX, _SUFFIX, _SEEN = "chat-", ".json", ".seen"
 _BACKENDS = get_args(BackendName)
 BACKUP = "backup"
 CONTROL = "control"
@@ -136,6 +137,20 @@ class ChatRecords:
             value = change(record.further.get(name))
             await self.put(replace(record, further={**record.further, name: value}))
 
+    async def last_seen(self, chat: ChatId) -> Mapping[str, Any]:
+        """Return what is noted of the sandbox that its agent saw last."""
+        with suppress(ValueError):
+            return await self._run(durable.read_note, self._path(chat, _SEEN)) or {}
+        return {}
+
+    async def note_last_seen(self, chat: ChatId, seen: Mapping[str, Any]) -> None:
+        """Note it, unsynced; a failure is logged. Needs the chat's lock (`hold`)."""
+        try:
+            note = partial(durable.write_note, self._path(chat, _SEEN), synced=False)
+            await self._run(note, seen)
+        except StorageUnavailable as exc:
+            logger.warning("chat %s: its agent may be told of its sandbox's end: %s", chat, exc)
+
     async def touch(self, used: Mapping[ChatId, float]) -> None:
         """Store when chats were last used; an earlier time than the known one changes nothing."""
         await self._run(self._touch, used)
@@ -195,8 +210,8 @@ class ChatRecords:
                 f"{self._notes}; the chats' files are not concerned"
             ) from exc
 
-    def _path(self, chat: ChatId) -> Path:
-        return self._notes / chat.user / f"{_PREFIX}{chat.chat}{_SUFFIX}"
+    def _path(self, chat: ChatId, suffix: str = _SUFFIX) -> Path:
+        return self._notes / chat.user / f"{_PREFIX}{chat.chat}{suffix}"
 
     def _get(self, chat: ChatId) -> ChatRecord | None:
         path = self._path(chat)
@@ -231,6 +246,7 @@ class ChatRecords:
 
     def _remove(self, chat: ChatId) -> None:
         path = self._path(chat)
+        self._path(chat, _SEEN).unlink(missing_ok=True)
         try:
             path.unlink(missing_ok=True)
         except IsADirectoryError as exc:
@@ -281,6 +297,17 @@ class SharedRecords(ChatRecords):
     ) -> None:
         keep = self.here.keep if name == BACKUP else super().keep
         await keep(chat, name, change, now_s)
+
+    async def last_seen(self, chat: ChatId) -> Mapping[str, Any]:
+        if self._leases.covers(chat):
+            return read_object(await self.get(chat), _SEEN)
+        return await super().last_seen(chat)
+
+    async def note_last_seen(self, chat: ChatId, seen: Mapping[str, Any]) -> None:
+        if not self._leases.covers(chat):
+            await super().note_last_seen(chat, seen)
+        elif self._leases.epoch(chat) and (record := await self.get(chat)):
+            await self.put(replace(record, further={**record.further, _SEEN: seen}))
 
     async def _write(self, record: ChatRecord) -> None:
         note, kept = _note(record), read_object(record, BACKUP)

@@ -200,7 +200,8 @@ class KeySource:
 
     async def value(self) -> str:
         """Return the key as it is now; raises the error for one that is `unreadable`."""
-        why = f"the variable {self._variable} is not set"
+        passed_on = "`connect` hands it on to a server once `mcp-sandbox doctor` has noted its name"
+        why = f"the variable {self._variable} is not set ({passed_on})"
         try:
             source = self._source
             found = (await source.value()).decode() if source else variable(self._variable)

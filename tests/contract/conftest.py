@@ -42,6 +42,9 @@ EVERYWHERE = {
     "test_a_sandbox_that_nobody_uses_is_removed_and_its_files_stay",
     "test_each_new_chat_gets_a_warm_sandbox_of_its_own",
     "test_one_that_was_killed_says_so",
+    "test_what_ended_while_no_server_looked_is_told_once_by_the_next",
+    "test_nothing_is_told_of_the_same_sandbox",
+    "test_a_pause_that_ends_what_runs_is_told_by_the_next_server",
     # files
     "test_lists_globs_and_searches_find_what_is_there",
     "test_files_come_back_as_they_were",

@@ -342,7 +342,15 @@ async def test_a_sandbox_ends_if_what_fills_the_workspace_is_not_found(config: C
         await session.reset()
         await session.run_code("1")
         await session.take_notices()
-        assert "The sandbox was ended" in await told_of_filling(session)
+        await session.write_file("go", "")
+
+        async def has_ended() -> bool:
+            return session._hold._held is None
+
+        await seen(has_ended)
+        await session.exec("true")
+        (told,) = await session.take_notices()
+        assert "what ran in it filled the workspace, and could not be found" in told
         count = (await session.exec("ls | wc -l")).stdout
         assert (await session.exec("sleep 0.1; ls | wc -l")).stdout == count
 

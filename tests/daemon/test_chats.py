@@ -115,6 +115,20 @@ async def test_a_person_pauses_and_resumes_a_chat(tmp_path: Path) -> None:
         assert "it has no sandbox" in (await command(where, "pause", "one")).out
 
 
+@pytest.mark.docker
+async def test_a_shutdown_does_not_say_that_what_is_paused_runs_on(tmp_path: Path) -> None:
+    where = place(tmp_path, "docker")
+    async with running(where, limit_s=110) as daemon:
+        async with in_chat(where, "one") as client:
+            await client.exec("sleep 600 >/dev/null 2>&1 &")
+        await command(where, "pause", "one")
+        said = (await command(where, "shutdown")).out
+        assert "local/one: 1 in the background is paused: `mcp-sandbox stop local/one`" in said
+        assert await daemon.end() == 0
+    async with running(where, limit_s=110):
+        await command(where, "stop", "one")
+
+
 async def test_rm_asks_and_then_moves_the_files_to_the_trash(tmp_path: Path) -> None:
     where = place(tmp_path)
     async with running(where), in_chat(where, "gone") as client:

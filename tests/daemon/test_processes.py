@@ -9,6 +9,8 @@ from typing import Any
 import anyio
 import pytest
 
+from tests.conftest import configured
+from tests.contract.test_health import destroy
 from tests.daemon.running import Client, Place, in_chat, listening, place, running, starting
 from tests.e2e.attacks import BUBBLEWRAP, DOCKER, UNSAFE, if_whole
 
@@ -168,6 +170,28 @@ async def test_only_what_was_let_go_outlives_a_daemon_that_is_killed(tmp_path: P
     async with running(where), in_chat(where, "a") as client:
         assert f"[{name} (sleep 1.5; exit 7) ended with exit code 7" in await told(client, name)
         assert await client.exec("pgrep -fc '^sleep 8639[2]'") == "0\n"
+
+
+async def test_what_ended_after_its_daemon_was_killed_is_told_by_the_next(tmp_path: Path) -> None:
+    where = place(tmp_path, more={"MCP_SANDBOX_SESSIONS__ORPHANED": "60s"})
+    note = where.data / "sandbox" / "records" / "local" / "chat-a.seen"
+    async with starting(where) as daemon:
+        await listening(where)
+        async with in_chat(where, "a") as client:
+            await client.exec("sleep 86393 >/dev/null 2>&1 & echo begun")
+            with anyio.fail_after(20):
+                while not (note.exists() and "sleep 86393" in note.read_text()):
+                    await anyio.sleep(0.02)
+            daemon.process.send_signal(signal.SIGKILL)
+            await daemon.end()
+    await destroy(configured(where.backend, where.data))
+    async with running(where), in_chat(where, "a") as client:
+        said = text(await client.call("exec", command="echo new"))
+        assert said.startswith(
+            "new\n\n[The sandbox had ended since the last call; this is a new one"
+        )
+        assert "Ended in the background: sleep 86393 (pid " in said
+        assert text(await client.call("exec", command="echo again")) == "again\n"
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 import time
 from collections.abc import AsyncGenerator
 from functools import partial
@@ -56,6 +57,10 @@ def record(machine: Machine, chat: str) -> Any:
     return json.loads(file.read_text())
 
 
+async def has_noted_its_sandbox(machine: Machine, chat: str) -> bool:
+    return "id" in record(machine, chat).get(".seen", {})
+
+
 def trash(machine: Machine) -> list[str]:
     return [path.name for path in (machine.place.data / "sandbox" / "trash").glob("*")]
 
@@ -65,10 +70,12 @@ async def test_a_dead_servers_chat_goes_on_with_the_files_as_they_are(two: Fleet
     await two.a.run(session["id"], "echo saved > note")
     await two.a.saved(session["id"])
     await two.a.run(session["id"], "echo late >> note")
+    await eventually(partial(has_noted_its_sandbox, two.a, "dead"))
     await two.a.kill()
     began = time.monotonic()
-    # No word of a backup.
-    assert await said(two.b, "dead", "cat note") == "saved\nlate\n"
+    text = await said(two.b, "dead", "cat note")
+    # No word of a backup; what was in /tmp has gone with the server.
+    assert re.fullmatch(r"saved\nlate\n\n\[The sandbox had ended .* count on nothing .*\]", text)
     logger.info("taken over after %.1f s, lease %g s", time.monotonic() - began, LEASE_S)
     assert time.monotonic() - began < LEASE_S + 3
     await two.b.run(session["id"], "echo b >> note")

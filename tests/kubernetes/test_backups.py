@@ -152,9 +152,33 @@ async def test_a_pause_tells_what_it_has_ended_and_promises_no_process(
         await session.exec("true")
         notices = await session.take_notices()
         (why,) = [each for each in notices if "sleep 1000" in each]
-        assert "was paused. This saved its files and ended it." in why
+        assert "it was paused, which ends what runs in it" in why
         assert "killed" not in why
         assert "same files" not in why
+
+
+@pytest.mark.parametrize("is_new", [False, True])
+async def test_what_a_pause_has_ended_is_told_as_such(
+    kind: str, fake: Cluster, data_root: Path, is_new: bool
+) -> None:
+    async with manager_on(data_root) as manager:
+        session = await manager.session(CHAT)
+        await session.exec("echo kept > file; sleep 1000 & sleep 0.2")
+        await manager.pause(CHAT)
+        # Nothing runs on, whatever becomes of this server.
+        assert [row.background for row in await manager.list()] == [0]
+        if not is_new:
+            assert (await session.exec("cat file")).stdout == "kept\n"
+            told = await session.take_notices()
+    if is_new:
+        async with manager_on(data_root) as manager:
+            session = await manager.session(CHAT)
+            assert (await session.exec("cat file")).stdout == "kept\n"
+            told = await session.take_notices()
+    (about,) = [text for text in told if "had ended" in text]
+    assert "it was paused, which ends what runs in it" in about
+    assert "sleep 1000" in about
+    assert "killed" not in about
 
 
 @pytest.mark.timeout(90)

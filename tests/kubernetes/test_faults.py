@@ -539,6 +539,31 @@ async def test_the_agent_is_told_what_a_pause_has_ended(
         assert "sleep 1000" in told
 
 
+@pytest.mark.parametrize("by", ["kubectl", "its node"])
+async def test_what_ended_with_a_pod_is_told_though_no_server_saw_it(
+    kind: str, fake: Cluster, data_root: Path, by: str
+) -> None:
+    config = in_cluster(data_root)
+    async with open_manager(config, for_many=True) as lost_one:
+        await (await lost_one.session(CHAT)).exec("echo kept > file; sleep 1000 & sleep 0.2")
+        note = data_root / "sandbox" / "records" / CHAT.user / f"chat-{CHAT.chat}.seen"
+        with anyio.fail_after(20):
+            while not (note.exists() and "sleep 1000" in note.read_text()):
+                await anyio.sleep(0.02)
+        name = pod_of(fake)
+        if by == "kubectl":
+            fake.delete("pods", name)
+        else:
+            fake.do(fake.node.end_pod, name, "Evicted")
+        # As if that had been killed before: it makes no call.
+        async with open_manager(config) as manager:
+            session = await manager.session(CHAT)
+            assert (await session.exec("cat file")).stdout == "kept\n"
+            (told,) = await session.take_notices()
+            assert "had ended since the last call" in told
+            assert "sleep 1000" in told
+
+
 async def test_version_4_of_the_stream_works_too(fake: Cluster, data_root: Path) -> None:
     fake.protocols = ["v4.channel.k8s.io"]
     async with session_on(data_root) as session:

@@ -15,7 +15,7 @@ import pytest
 
 from mcp_sandbox.config import server_variables
 from mcp_sandbox.relay.start_daemon import daemon_variables
-from tests.daemon.running import Place, command, control, dialled, listening, place
+from tests.daemon.running import Place, command, control, dialled, ended, listening, place
 from tests.relay.relays import META, Relay, environment, relayed, scripted
 
 OLD = "0.0.9"
@@ -94,6 +94,56 @@ async def test_daemon_is_started_and_tied_to_nothing_of_the_client(here: Place) 
         assert b"PYTHONPATH" not in inherited
         async with relayed(here, "--no-start") as second:
             assert await listed(second)
+
+
+KEYS = {
+    "MCP_SANDBOX_STORAGE__ENDPOINT": "http://127.0.0.1:9",
+    "MCP_SANDBOX_STORAGE__BUCKET": "chats",
+    "MCP_SANDBOX_STORAGE__ACCESS_KEY": "env:OUR_KEY",
+    "MCP_SANDBOX_STORAGE__SECRET_KEY": "env:SANDBOX_TOKEN",
+    "OUR_KEY": "a-key-of-the-store",
+    "SANDBOX_TOKEN": "a-token-of-ours",
+    "OTHERS": "not-named",
+}
+NO_TOKEN = {"MCP_SANDBOX_STORAGE__SECRET_KEY": "env:OUR_KEY"}
+
+
+async def refused(here: Place, **variables: str) -> str:
+    """What a client is answered whose daemon does not start."""
+    async with relayed(here, **variables) as relay:
+        return json.dumps(await relay.answer(await relay.request("tools/list", {"_meta": META})))
+
+
+async def test_a_daemon_has_the_variables_that_its_settings_name(here: Place) -> None:
+    # Nobody has noted them yet: it says so, and the next start has them.
+    said = await refused(here, **{**KEYS, **NO_TOKEN})
+    assert "the variable OUR_KEY is not set" in said
+    assert "`mcp-sandbox doctor`" in said
+    async with relayed(here, **{**KEYS, **NO_TOKEN}) as relay:
+        assert await listed(relay)
+        async with ending(here):
+            inherited = Path(f"/proc/{await daemon_pid(here)}/environ").read_bytes()
+            assert b"OUR_KEY=a-key-of-the-store" in inherited
+            assert b"OTHERS" not in inherited
+
+
+async def test_a_token_of_ours_is_handed_on_to_no_daemon(here: Place) -> None:
+    assert "the variable OUR_KEY is not set" in await refused(here, **KEYS)
+    assert "the variable SANDBOX_TOKEN is not set" in await refused(here, **KEYS)
+
+
+async def test_what_doctor_has_found_in_order_starts_at_once(here: Place) -> None:
+    known = environment(here, **{**KEYS, **NO_TOKEN, "MCP_SANDBOX_SOCKET": str(here.socket)})
+    await ended(["doctor"], env=known)
+    (noted,) = (here.home / ".local/state/mcp-sandbox").glob("variables*")
+    assert noted.read_text().split() == ["OUR_KEY", "OUR_KEY"]
+    async with relayed(here, **{**KEYS, **NO_TOKEN}) as relay:
+        assert await listed(relay)
+        async with ending(here):
+            pass
+    # What is not set any more is not named either.
+    await ended(["doctor"], env={**known, **{name: "" for name in KEYS if "STORAGE" in name}})
+    assert noted.read_text() == ""
 
 
 async def test_the_log_of_a_daemon_turns_over_while_it_runs(here: Place) -> None:

@@ -24,6 +24,7 @@ CHAT = ChatId("tester", "gate")
 # What makes, looks after and ends a sandbox asks its runner these things alone.
 CARE = {
     *("aclose", "background", "broken", "hello", "retire", "silent", "status", "wait_broken"),
+    "watch_background",
 }
 
 

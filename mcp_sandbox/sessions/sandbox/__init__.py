@@ -1,7 +1,7 @@
 """One chat's sandbox, from the first call to its end.
 
 chat_sandbox    opens it at the first call, replaces it when it has died, lets go of it
-lifecycle       how it is found, made and ended
+lifecycle       how it is found, made and ended; whether it is the one that the agent saw last
 context         what the sandboxes of one manager share, and the guard of the disk
 notices         what an agent should know and did not ask for
 capacity        how many may be open, in all and of one user

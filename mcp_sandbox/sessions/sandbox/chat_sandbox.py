@@ -14,10 +14,12 @@ from mcp_sandbox.models import BackendName, ChatId, SandboxId
 from mcp_sandbox.sessions.approvals import reset_kept
 from mcp_sandbox.sessions.sandbox.context import ChatUse, DiskGuard, OpenSandbox, SessionContext
 from mcp_sandbox.sessions.sandbox.lifecycle import SandboxLifecycle
-from mcp_sandbox.sessions.sandbox.notices import describe_end, describe_lost
+from mcp_sandbox.sessions.sandbox.notices import describe_end, describe_lost, name_background
 from mcp_sandbox.sessions.skill_pins import ChatPins
 from mcp_sandbox.telemetry.calls import span
 from mcp_sandbox.workspace.directory import drop_earlier
+
+_AGED = "it had reached its highest age (sessions.lifetime)"
 
 
 class NothingRuns(errors.SandboxError):
@@ -79,7 +81,7 @@ class ChatSandbox:
             calls=self._calls,
             dead=held is not None and held.dead,
             age_s=self._lifecycle.age_s(held) if held else 0.0,
-            background=held.runtime.background.total if held else 0,
+            background=held.runtime.background.total if held and not held.runtime.broken else 0,
             image=(held.sandbox.facts.image or "") if held else "",
             preview=next(reversed(held.previews.values()), "") if held else "",
             sandbox=held.info if held and not held.runtime.broken else None,
@@ -114,6 +116,10 @@ class ChatSandbox:
         try:
             held = await self._open()
             self._context.note_use(self.chat, changes=changes)
+            if held.notice:
+                self.tell_agent(held.notice)
+                held.notice = ""
+                self._lifecycle.last.follow(held)
             if held.doors:
                 await held.doors.ready()
             try:
@@ -197,8 +203,7 @@ class ChatSandbox:
         """
         if (held := self._held) is None:
             if lost and not self._context.files.lost_with_sandbox:
-                for info in await self._lifecycle.running():
-                    await self._context.backend.destroy(info.id)
+                await self._lifecycle.end_running()
             return
         held.loss = SandboxGone(f"{why}. The sandbox was stopped")
         self._forget(held, goes_on=True)
@@ -207,8 +212,8 @@ class ChatSandbox:
             await held.runtime.aclose()
             if not goes_on:
                 await self._lifecycle.destroy(held)
-                ended = describe_lost(held.runtime.background)
-                self.tell_agent(f"The sandbox has ended since the last call: {why}.{ended}")
+            # Without a lease it cannot be noted.
+            self._lifecycle.last.lost = {held.runtime.hello.life: why}
             if lost and self.saving:
                 await self.saving.let_go(self.chat)
 
@@ -235,18 +240,14 @@ class ChatSandbox:
         while self._inside:
             self._left = anyio.Event()
             await self._left.wait()
-        background = held.runtime.background
         async with self._context.records.hold(self.chat):
-            try:
+            # If it cannot be saved or reached, the next call tries again.
+            with suppress(Unsaved, errors.Unreachable):
                 if not await self._retire(held, background_too=True):
                     # Only a person's shell is left in it.
                     self._forget(held)
                     await self._lifecycle.put_away(held)
-            except (Unsaved, errors.Unreachable):
-                # The next call tries again.
-                return
-        if ended := describe_lost(background):
-            self.tell_agent(f"The sandbox was replaced because of its age.{ended}")
+                    await self._lifecycle.last.note_end(held.runtime, _AGED)
 
     async def _renew(self, held: OpenSandbox) -> None:
         """Replace it if it was made with other settings, or shows another folder."""
@@ -260,19 +261,17 @@ class ChatSandbox:
             return
         with anyio.CancelScope(shield=True):
             async with self._context.records.hold(self.chat):
-                news = await self._lifecycle.renew(held)
+                is_replaced = await self._lifecycle.renew(held)
             held.is_current = True
-            if news is not None:
+            if is_replaced:
                 self._forget(held)
-                self.tell_agent(news)
 
     async def _keep(self, held: OpenSandbox) -> None:
         held.guard = DiskGuard(self.meter, self._stop_growth)
         self._context.tasks.start_soon(held.guard.run)
         self._context.start_doors(self.chat, held)
         self._held = held
-        if held.notice:
-            self.tell_agent(held.notice)
+        self._lifecycle.last.follow(held)
         self._lifecycle.log_event("sandbox opened", held)
         try:
             await self.pins.show_in(held.sandbox)
@@ -351,10 +350,15 @@ class ChatSandbox:
 
     async def _retire(self, held: OpenSandbox, *, background_too: bool) -> bool:
         """End it unless it is in use; the caller has the chat's lock. Raises Unsaved."""
+        ran, is_old = held.runtime.background, self._lifecycle.age_s(held) >= self.lifetime_s
         refusal = await self._lifecycle.retire(held, background_too=background_too)
         gone = refusal in ("", "users")
         if gone:
             self._forget(held, goes_on=refusal == "users")
+        if not refusal:
+            ended = "no call used it" if background_too else "it did not answer"
+            cause = (_AGED if is_old else ended) if ran.total else ""
+            await self._lifecycle.last.note_end(held.runtime, cause, ran)
         return gone
 
     async def disconnect(self) -> None:
@@ -391,9 +395,9 @@ class ChatSandbox:
                 if held is not None:
                     self._forget(held)
                     await self._lifecycle.destroy(held)
-                others = await self._lifecycle.running()
-                for info in others:
-                    await self._context.backend.destroy(info.id)
+                is_ended = await self._lifecycle.end_running() or held is not None
+                if is_ended:
+                    await self._context.records.note_last_seen(self.chat, {})
                 if files == "discard":
                     if record := await self._context.records.get(self.chat):
                         await self._context.records.put(
@@ -411,7 +415,7 @@ class ChatSandbox:
             self.pins.forget()
             if self.egress:
                 self.egress.forget(self.chat)
-        return held is not None or bool(others)
+        return is_ended
 
     async def _save_before_end(self) -> None:
         """Save the files of the chat's sandbox, of one that no server has open, too."""
@@ -443,7 +447,7 @@ class ChatSandbox:
             if status.calls:
                 # The server of that call ends it.
                 return
-            ended = describe_lost(status.background)
+            ended = describe_lost(name_background(status.background))
             if ended and status.stopped:
                 self.tell_agent(
                     "What ran in the background filled the workspace, and was stopped since the "
@@ -457,7 +461,5 @@ class ChatSandbox:
                     self._forget(held)
                     # Where it is paused, nothing has to be saved while that is still written.
                     await self._lifecycle.put_away(held)
-            self.tell_agent(
-                "The sandbox was ended since the last call: what ran in it filled the workspace, "
-                f"and could not be found; this is a new one on the same files.{ended}"
-            )
+                    cause = "what ran in it filled the workspace, and could not be found"
+                    await self._lifecycle.last.note_end(held.runtime, cause)

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 
 import anyio
 
@@ -26,7 +27,7 @@ from mcp_sandbox.errors import (
     Unsaved,
     Unsupported,
 )
-from mcp_sandbox.models import ChatId, SandboxId, SandboxInfo, SandboxSpec
+from mcp_sandbox.models import Background, ChatId, SandboxId, SandboxInfo, SandboxSpec
 from mcp_sandbox.runtime.channel import Channel
 from mcp_sandbox.runtime.runtime import Refusal, Runtime
 from mcp_sandbox.sessions.chat_records import (
@@ -36,7 +37,7 @@ from mcp_sandbox.sessions.chat_records import (
     read_object,
 )
 from mcp_sandbox.sessions.sandbox.context import OpenSandbox, SessionContext, describe_death
-from mcp_sandbox.sessions.sandbox.notices import describe_lost
+from mcp_sandbox.sessions.sandbox.notices import describe_lost, describe_successor, name_background
 from mcp_sandbox.sessions.settings import (
     SPEC,
     STARTED,
@@ -58,6 +59,9 @@ _DYING_S = 1.0
 _ANSWER_S = 15.0
 # On a new connection, of a runner that has been silent before.
 _ALIVE_S = 4.0
+_PAUSED = "it was paused, which ends what runs in it"
+# What runs in the background is noted at most so often.
+_NOTE_S = 0.05
 
 
 Connected = tuple[Sandbox, Runtime]
@@ -81,6 +85,59 @@ class DesiredSandbox:
         return checked is None or (seen is not None and seen.is_same(checked))
 
 
+class LastSandbox:
+    """The sandbox that a chat's agent saw last: who connects compares, and the next call tells.
+
+    A runner draws an id when it starts. Beside the chat's record lies that of the last one in which
+    a call ran, with what ran in its background, and why it ended if that was seen.
+    """
+
+    def __init__(self, chat: ChatId, context: SessionContext) -> None:
+        self._chat, self._context = chat, context
+        self._noting: Runtime | None = None
+        # Why one ended, by its id, where that cannot be noted.
+        self.lost: dict[str, str] = {}
+
+    async def compare(self, runtime: Runtime) -> str:
+        """Return what to tell if it is another; without both ids, if the end of one was seen."""
+        last = await self._context.records.last_seen(self._chat)
+        before, now = last.get("id", ""), runtime.hello.life
+        last = {"cause": self.lost.pop(before, ""), **last}
+        is_other = before != now if before and now else bool(last["cause"])
+        return describe_successor(last["cause"], last.get("ran", ())) if is_other else ""
+
+    def follow(self, held: OpenSandbox) -> None:
+        """Note what runs in its background and each change, once a call has told of the last."""
+        runtime = held.runtime
+        runtime.watch_background(partial(self.follow, held))
+        if self._noting is not runtime and runtime.hello.life and not held.notice:
+            self._noting = runtime
+            self._context.tasks.start_soon(self._note_background, runtime)
+
+    async def _note_background(self, runtime: Runtime) -> None:
+        noted, records = None, self._context.records
+        while not runtime.broken and noted != runtime.background:
+            await anyio.sleep(_NOTE_S)
+            noted = runtime.background
+            seen = {"id": runtime.hello.life, "ran": name_background(noted)}
+            try:
+                # Without the lease: it is not to be taken for that.
+                async with records.here.hold(self._chat):
+                    if not runtime.broken:
+                        await records.note_last_seen(self._chat, seen)
+            except SandboxError as exc:
+                logger.warning("chat %s: its background is not noted: %s", self._chat, exc)
+        self._noting = None if self._noting is runtime else self._noting
+
+    async def note_end(self, runtime: Runtime, cause: str, ran: Background | None = None) -> None:
+        """Note its end for the next call to tell, if it has a `cause`; what is untold yet stays."""
+        life, names = runtime.hello.life, name_background(ran or runtime.background)
+        seen = {"id": life, "ran": names, "cause": cause} if cause else {}
+        last = await self._context.records.last_seen(self._chat)
+        if last.get("id", life) == life and not last.get("cause"):
+            await self._context.records.note_last_seen(self._chat, seen)
+
+
 class SandboxLifecycle:
     """What can be done with the sandbox of one chat.
 
@@ -91,6 +148,7 @@ class SandboxLifecycle:
         self._chat = chat
         self._context = context
         self._files = context.files
+        self.last = LastSandbox(chat, context)
 
     async def acquire(self) -> OpenSandbox:
         """Find the chat's sandbox, or make one; the caller sets its guard."""
@@ -106,12 +164,11 @@ class SandboxLifecycle:
         shown = await context.projects.show(self._chat, read_object(record, PROJECT))
         may_adopt = is_new and is_plain and not (has_files or shown.mounts)
         opened = await context.pool.adopt(self._chat) if context.pool and may_adopt else None
-        news = ""
         if opened is None:
             wanted = await self._wanted(shown, record)
             # One of a chat that has no files need not be looked for, unless it alone has them.
             if not is_new or self._files.lost_with_sandbox:
-                opened, news = await self._find(wanted, record)
+                opened = await self._find(wanted, record)
             if opened is None and wanted.directories.astray:
                 moved = await context.workspaces.unite(self._chat)
                 context.notices.add(
@@ -121,7 +178,7 @@ class SandboxLifecycle:
                 wanted = await self._wanted(shown, record)
             with context.pool.foreground() if context.pool else nullcontext():
                 opened = opened or await self._make(wanted)
-        return await self._remember(opened, shown, record, news)
+        return await self._remember(opened, shown, record)
 
     def _settle(self, record: ChatRecord | None, *, is_new: bool) -> None:
         """Refuse a backend that the chat must not move to, and tell the agent of a lost record."""
@@ -151,12 +208,13 @@ class SandboxLifecycle:
             )
 
     async def _remember(
-        self, opened: Connected, shown: ProjectView, record: ChatRecord | None, news: str = ""
+        self, opened: Connected, shown: ProjectView, record: ChatRecord | None
     ) -> OpenSandbox:
         """Note in the chat's record which sandbox it has; if that fails, the labels still tell."""
         context, now, (sandbox, runtime) = self._context, self._context.use_times.clock(), opened
         before = record or ChatRecord(self._chat, None, created_s=now.wall_s, used_s=now.wall_s)
         further = self._files.describe(self._chat, record)
+        notice = await self.last.compare(runtime) if record else ""
         if shown.question:
             context.notices.add(self._chat, f"There is no /project: {shown.question}.")
         bound = replace(
@@ -172,7 +230,7 @@ class SandboxLifecycle:
                 await context.records.put(replace(bound, used_s=max(bound.used_s, now.wall_s)))
             except StorageUnavailable as exc:
                 logger.warning("chat %s: its sandbox could not be noted: %s", self._chat, exc)
-        return OpenSandbox(sandbox, runtime, shown, started_s(sandbox.labels, now.steady_s), news)
+        return OpenSandbox(sandbox, runtime, shown, started_s(sandbox.labels, now.steady_s), notice)
 
     async def adopt(self, sandbox_id: SandboxId) -> OpenSandbox | None:
         """Connect to a running sandbox; return None if it was unusable, and was removed."""
@@ -199,22 +257,22 @@ class SandboxLifecycle:
             found = [SandboxInfo(noted, {}, "running")] if noted else []
         return found
 
-    async def _find(
-        self, wanted: DesiredSandbox, record: ChatRecord | None
-    ) -> tuple[Connected | None, str]:
-        """Return a running sandbox made as it should be, or None; and what to tell of another."""
-        news = ""
+    async def end_running(self) -> bool:
+        """End them; return False if there was none."""
+        found = await self.running()
+        for info in found:
+            await self._context.backend.destroy(info.id)
+        return bool(found)
+
+    async def _find(self, wanted: DesiredSandbox, record: ChatRecord | None) -> Connected | None:
+        """Return a running sandbox made as it should be, or None; one made otherwise ends."""
         for is_noted in (True, False):
             noted = [record.sandbox_id] if record and record.sandbox_id else []
             for sandbox_id in noted if is_noted else [info.id for info in await self.running()]:
                 reached = await self._reach(sandbox_id, wanted.directories, is_noted=is_noted)
-                if reached is None:
-                    continue
-                replaced = await self._replace(*reached, wanted)
-                if replaced is None:
-                    return reached, ""
-                news = replaced
-        return None, news
+                if reached and not await self._replace(*reached, wanted):
+                    return reached
+        return None
 
     async def _reach(
         self, sandbox_id: SandboxId, directories: ChatDirectories, *, is_noted: bool = False
@@ -248,8 +306,8 @@ class SandboxLifecycle:
                 raise
         return await self._files.connect(self._chat, sandbox, directories)
 
-    async def renew(self, held: OpenSandbox) -> str | None:
-        """End an open sandbox made otherwise than wanted now; return a notice, None if it stays."""
+    async def renew(self, held: OpenSandbox) -> bool:
+        """End an open sandbox made otherwise than wanted now; return False if it stays."""
         record = await self._context.records.get(self._chat)
         shown = await self._context.projects.show(self._chat, read_object(record, PROJECT))
         wanted = await self._wanted(shown, record)
@@ -267,18 +325,16 @@ class SandboxLifecycle:
         spec = self._context.settings.spec(directories, labels, origin, shown.mounts, assistant)
         return DesiredSandbox(spec, directories, shown)
 
-    async def _replace(
-        self, sandbox: Sandbox, runtime: Runtime, wanted: DesiredSandbox
-    ) -> str | None:
+    async def _replace(self, sandbox: Sandbox, runtime: Runtime, wanted: DesiredSandbox) -> bool:
         is_same = sandbox.labels.get(SPEC) == wanted.spec.labels[SPEC]
         if is_same and wanted.has_project_of(runtime):
-            return None
+            return False
         background = runtime.background
         try:
             await self._files.save_before_end(self._chat, runtime)
         except Unsaved as exc:
             logger.warning("sandbox %s stays as it was made: %s", sandbox.id, exc)
-            return None
+            return False
         try:
             background = (await runtime.status()).background
             refusal = await runtime.retire(background_too=True)
@@ -292,13 +348,11 @@ class SandboxLifecycle:
                 self._chat,
                 sandbox.id,
             )
-            return None
+            return False
         await runtime.aclose()
         await self._context.backend.destroy(sandbox.id)
-        return (
-            "The sandbox was replaced because its settings or its image changed; files are kept."
-            f"{describe_lost(background)}"
-        )
+        await self.last.note_end(runtime, "its settings or its image changed", background)
+        return True
 
     async def _make(self, wanted: DesiredSandbox) -> Connected:
         context = self._context
@@ -357,8 +411,7 @@ class SandboxLifecycle:
                 await self._files.save_before_end(self._chat, held.runtime)
                 await self._context.backend.destroy(held.sandbox.id)
                 await held.runtime.aclose()
-                ended = f"This saved its files and ended it.{describe_lost(status.background)}"
-                self._context.notices.add(self._chat, f"The sandbox was paused. {ended}")
+                await self.last.note_end(held.runtime, _PAUSED, status.background)
                 return False
         finally:
             if not (held.paused or held.runtime.broken):
@@ -371,6 +424,7 @@ class SandboxLifecycle:
         if self._files.lost_with_sandbox:
             # It is somewhere else, from where no connection outlives a pause for sure.
             await held.runtime.aclose()
+            await self.last.note_end(held.runtime, _PAUSED)
         return True
 
     async def resume(self, held: OpenSandbox) -> None:
@@ -379,12 +433,11 @@ class SandboxLifecycle:
         try:
             held.sandbox = await context.backend.attach(held.sandbox.id)
             if held.runtime.broken:
-                lost = describe_lost(held.runtime.background)
-                if lost and context.backend.keeps_paused_files:
-                    context.notices.add(self._chat, f"The sandbox was paused meanwhile.{lost}")
                 directories = await context.workspaces.open(self._chat)
-                runtime = await self._files.connect(self._chat, held.sandbox, directories)
-                held.runtime = runtime or held.runtime
+                if runtime := await self._files.connect(self._chat, held.sandbox, directories):
+                    held.runtime = runtime
+                    held.notice = await self.last.compare(runtime)
+                    self.last.follow(held)
             context.start_doors(self._chat, held)
         except SandboxGone:
             await held.runtime.aclose()
@@ -447,12 +500,7 @@ class SandboxLifecycle:
     async def settle(self, held: OpenSandbox) -> bool:
         """Discard it if it is dead, and have the agent told why; return whether it goes on."""
         if (cause := await self.discard_dead(held)) is not None:
-            files = " on the same files" if await self._context.keeps_files(held) else ""
-            self._context.notices.add(
-                self._chat,
-                f"The sandbox had ended since the last call: {cause or 'it did not answer'}; "
-                f"this is a new one{files}.{describe_lost(held.runtime.background)}",
-            )
+            await self.last.note_end(held.runtime, cause or "it did not answer")
         return cause is None
 
     async def explain_loss(self, held: OpenSandbox, exc: SandboxGone) -> SandboxError:
@@ -466,13 +514,16 @@ class SandboxLifecycle:
                 "the connection to the sandbox was cut off, and what this call had begun may have "
                 "ended; the sandbox goes on, and the next call connects to it again"
             )
+        # This call tells it.
+        await self._context.records.note_last_seen(self._chat, {})
         reason = f"{str(exc).rstrip('.')}."
         if cause:
             kept = "and the next call says whether files are"
             if await self._context.keeps_files(held):
                 kept = "files are kept. The next call gets a new sandbox on them"
             reason = f"the sandbox ended: {cause}; what was under way is lost, {kept}."
-        return SandboxGone(f"{reason}{describe_lost(held.runtime.background)}")
+        ran = name_background(held.runtime.background)
+        return SandboxGone(f"{reason}{describe_lost(ran)}")
 
     async def _find_end(self, sandbox: Sandbox, *, silent: bool = False) -> str | None:
         """Return why a sandbox died, "" if it only does not answer; None: it goes on."""

@@ -1,5 +1,7 @@
 """Notices: sentences that an agent gets with its next result without having asked."""
 
+from collections.abc import Sequence
+
 from mcp_sandbox.models import Background, ChatId, ProcessRow
 
 _MOST_OF_A_CHAT = 5
@@ -45,10 +47,8 @@ def describe_end(row: ProcessRow) -> str:
     )
 
 
-def describe_lost(background: Background) -> str:
-    """Return a sentence on what was ended in the background, "" if nothing was."""
-    if not background.total:
-        return ""
+def name_background(background: Background) -> Sequence[str]:
+    """Return names of what runs in the background, and how much else does."""
     named = [
         f"{each.id} ({each.command})"
         if each.id
@@ -56,6 +56,17 @@ def describe_lost(background: Background) -> str:
         for each in background.processes[:_MOST_NAMED]
     ]
     more = background.total - len(named)
-    if more > 0:
-        named.append(f"{more} more")
-    return f" Ended in the background: {', '.join(named)}."
+    return [*named, f"{more} more"] if more > 0 else named
+
+
+def describe_lost(names: Sequence[str]) -> str:
+    """Return a sentence on what was ended in the background, "" if nothing was."""
+    return f" Ended in the background: {', '.join(names)}." if names else ""
+
+
+def describe_successor(cause: str, ran: Sequence[str]) -> str:
+    """Return the notice that another sandbox is open than at the last call."""
+    return (
+        f"The sandbox had ended since the last call{cause and f': {cause}'}; this is a new one, so "
+        f"count on nothing that was in /tmp.{describe_lost(ran)}"
+    )
