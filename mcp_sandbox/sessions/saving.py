@@ -48,6 +48,7 @@ from mcp_sandbox.storage import descent
 from mcp_sandbox.storage.backups import Backup, Backups, ListOld, NewSave
 from mcp_sandbox.storage.breaker import CircuitBreaker
 from mcp_sandbox.workspace.directory import ChatDirectories
+from mcp_sandbox.workspace.layout import sandbox_directory
 from mcp_sandbox.workspace.projects import PROJECT, TARGET
 
 logger = logging.getLogger(__name__)
@@ -63,6 +64,7 @@ _NEVER_SAVED = (
 )
 
 BackupState = Mapping[str, Any]
+Change = Callable[[BackupState], BackupState]
 
 
 @dataclass
@@ -468,7 +470,7 @@ class _Lines:
 
     def __init__(self, context: SessionContext) -> None:
         self._context = context
-        self.server = name_server(context.workspaces.data_root / "sandbox")
+        self.server = name_server(context.workspaces.data_root)
 
     def read(self, one: ChatState) -> descent.Own:
         return descent.read_own(one.kept, self.server, one.found)
@@ -487,12 +489,7 @@ class _Lines:
         return new[0]
 
     async def change(
-        self,
-        chat: ChatId,
-        one: ChatState,
-        change: Callable[[BackupState], BackupState],
-        *,
-        locked: bool = False,
+        self, chat: ChatId, one: ChatState, change: Change, *, locked: bool = False
     ) -> None:
         """Change what the chat's record has of backups; `locked`: the caller has its lock."""
         records, now_s = self._context.records.here, self._context.use_times.clock().wall_s
@@ -542,25 +539,25 @@ class _Lines:
                 "The last backup of this chat is not in the object store: is it the right one? "
                 "What is in /workspace goes on, and is saved anew."
             )
-        for what in news.keys() - {*told}:
+        for what in [each for each in news if each not in told]:
             told.append(what)
             self._context.notices.add(chat, news[what])
             logger.warning("chat %s: %s", chat, news[what])
         return {**one.kept, "told": told[-_MOST_TOLD:]} if told else one.kept
 
 
-def name_server(folder: Path) -> str:
+def name_server(data_root: Path) -> str:
     """Return the name of a data root on this machine; a copy draws another. Blocks on the disk."""
-    durable.make_folder(folder)
-    found, note, machine = folder.stat(), folder / "server", Path("/etc/machine-id")
-    place = [machine.read_text() if machine.exists() else "", found.st_dev, found.st_ino]
-    known: Mapping[str, Any] = {}
-    with suppress(ValueError):
-        known = durable.read_note(note) or {}
-    if known.get("place") != place:
-        host = re.sub(r"[^\w.-]", "-", socket.gethostname(), flags=re.ASCII)[:40]
-        known = {"name": f"{host}-{secrets.token_hex(3)}", "place": place}
-        durable.write_note(note, known)
+    folder, machine, known = data_root / "sandbox", Path("/etc/machine-id"), dict[str, Any]()
+    with sandbox_directory(data_root):
+        found, note = folder.stat(), folder / "server"
+        place = [machine.read_text() if machine.exists() else "", found.st_dev, found.st_ino]
+        with suppress(ValueError):
+            known = durable.read_note(note) or {}
+        if known.get("place") != place:
+            host = re.sub(r"[^\w.-]", "-", socket.gethostname(), flags=re.ASCII)[:40]
+            known = {"name": f"{host}-{secrets.token_hex(3)}", "place": place}
+            durable.write_note(note, known)
     return str(known["name"])
 
 

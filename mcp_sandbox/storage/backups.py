@@ -14,16 +14,7 @@ import logging
 import math
 import secrets
 import sys
-from collections.abc import (
-    AsyncGenerator,
-    Awaitable,
-    Callable,
-    Collection,
-    Iterable,
-    Mapping,
-    Sequence,
-    Set,
-)
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -48,10 +39,10 @@ else:
 
 logger = logging.getLogger(__name__)
 
-ListOld = Callable[[Collection[str], Collection[str]], Sequence[str]]
+ListOld = Callable[[list[str], set[str]], Sequence[str]]
 
 _ARCHIVE, _MANIFEST = ".tar.zst", ".json"
-_TIME, _TICK, _DASHES = "%Y%m%dT%H%M%S.%f", timedelta(microseconds=1), 2
+KEY_TIME, _TICK, _DASHES = "%Y%m%dT%H%M%S.%f", timedelta(microseconds=1), 2
 _MANIFEST_BYTES = 16 << 10
 # How long an opening waits for the list of backups.
 _ANSWER_S = 5.0
@@ -81,11 +72,11 @@ class NewSave:
     key: str = field(init=False)
 
     def __post_init__(self) -> None:
-        time = name_time(self.saved_at)
+        time = self.saved_at.strftime(KEY_TIME)
         for before in (key.split("-")[1] for key in self.ancestors if key.count("-") == _DASHES):
             with suppress(ValueError, OverflowError):
-                after = datetime.strptime(before, _TIME).replace(tzinfo=UTC) + _TICK
-                time = max(time, name_time(after))
+                after = datetime.strptime(before, KEY_TIME).replace(tzinfo=UTC) + _TICK
+                time = max(time, after.strftime(KEY_TIME))
         object.__setattr__(self, "key", f"{self.epoch:013d}-{time}-{secrets.token_hex(4)}")
 
 
@@ -115,7 +106,7 @@ class Backup(BaseModel):
     server: Annotated[str, Field(pattern=r"^[\w.-]{0,64}$")] = ""
 
     @property
-    def line(self) -> Set[str]:
+    def line(self) -> set[str]:
         """Return its key and those of its ancestors, as far as it names them."""
         return {self.key, *(self.ancestors or ())}
 
@@ -316,11 +307,6 @@ class _Stream:
         self.size += len(packed)
         self.digest.update(packed)
         return packed
-
-
-def name_time(at: datetime) -> str:
-    """Return a time as keys have it."""
-    return at.strftime(_TIME)
 
 
 def _folder(chat: ChatId) -> str:

@@ -19,11 +19,11 @@ Keys grow along a line, whatever the clocks say.
 """
 
 import math
-from collections.abc import Collection, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from mcp_sandbox.storage.backups import MOST_ANCESTORS, Backup, name_time
+from mcp_sandbox.storage.backups import KEY_TIME, MOST_ANCESTORS, Backup
 
 # More there are only after as many kills.
 _MOST_BEGUN = 8
@@ -52,7 +52,7 @@ def read_own(kept: Note, server: str, found: Sequence[Backup]) -> Own:
         begun = {*kept.get("begun", ())}
     lines = {each.key: _line(each, found) for each in found}
     if "saves" not in kept and "saved" in kept:
-        at = f"-{name_time(datetime.fromtimestamp(kept['saved'], UTC))}-"
+        at = f"-{datetime.fromtimestamp(kept['saved'], UTC).strftime(KEY_TIME)}-"
         saves = {key for line in lines.values() for key in line if at in key}
     older = {each.key for each in found if each.ancestors is None and each.epoch <= epoch}
     known = (lines[key] for key in lines.keys() & (saves | begun))
@@ -126,7 +126,7 @@ def part(ours: Keys, theirs: Keys) -> str:
 
 
 def list_old(
-    own: Keys, found: Sequence[Backup], listed: Collection[str], unused: Collection[str], keep: int
+    own: Keys, found: Sequence[Backup], listed: Iterable[str], unused: Keys, keep: int
 ) -> Sequence[str]:
     """Return which of the keys that are `listed` to remove by rule 5, in this order.
 

@@ -235,7 +235,7 @@ async def test_a_server_is_named_anew_where_its_root_was_copied(tmp_path: Path) 
     assert await name_server(tmp_path / "copy") != name
     root.rename(moved)
     assert await name_server(moved) == name
-    (moved / "server").write_text("{")
+    (moved / "sandbox" / "server").write_text("{")
     assert await name_server(moved) != name
 
 

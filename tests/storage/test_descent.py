@@ -212,7 +212,7 @@ def remaining(
 ) -> set[str]:
     kept = note(own) if own else {}
     line, keys = descent.read_own(kept, "a", found).line, [each.key for each in found]
-    gone = descent.list_old(line, found, keys, [each.key for each in unused], keep)
+    gone = descent.list_old(line, found, keys, {each.key for each in unused}, keep)
     assert gone == sorted(gone)
     return {*keys} - {*gone}
 
@@ -371,7 +371,7 @@ class World:
 
     def thin(self, root: Root, found: Sequence[Backup], keep: int) -> None:
         line = descent.read_own(root.kept, root.name, found).line
-        for key in descent.list_old(line, found, [*self.store], (), keep):
+        for key in descent.list_old(line, found, [*self.store], set(), keep):
             self.step()
             del self.store[key]
 
