@@ -19,13 +19,7 @@ import secrets
 import socket
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import (
-    AbstractAsyncContextManager,
-    aclosing,
-    asynccontextmanager,
-    nullcontext,
-    suppress,
-)
+from contextlib import aclosing, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -138,6 +132,11 @@ class Saving:
         """Save what is due, until cancelled; failures are tried again with growing pauses."""
         settings, looked_s = self._settings, -math.inf
         pause_s = min(_LOOK_S, settings.after / 4, settings.every / 4)
+
+        async def save(chat: ChatId) -> None:
+            async with self.before_end(chat):
+                pass
+
         async with anyio.create_task_group() as tasks:
             while True:
                 try:
@@ -148,7 +147,7 @@ class Saving:
                 except SandboxError:
                     logger.exception("the records of chats cannot be used; trying again")
                 for chat in [chat for chat, one in self._chats.items() if self._is_due(chat, one)]:
-                    tasks.start_soon(_pass_through, self.before_end(chat))
+                    tasks.start_soon(save, chat)
                 await anyio.sleep(pause_s)
 
     async def _find_left(self) -> None:
@@ -165,9 +164,8 @@ class Saving:
 
     def _is_due(self, chat: ChatId, one: ChatState) -> bool:
         now_s = self._now_s()
-        if one.changed_s is None or one.lock.locked() or one.breaker.is_open:
-            return False
-        if self._backups.breaker.is_open:
+        is_waiting = one.breaker.is_open or self._backups.breaker.is_open
+        if one.changed_s is None or one.lock.locked() or is_waiting:
             return False
         use = self.hold_of(chat).use()
         rests = not use.calls and now_s - one.called_s >= self._settings.after
@@ -337,7 +335,8 @@ class Saving:
             one.found = await self.list(chat, soon=True)
             own = self._lines.read(one)
             take = descent.choose(own, one.found, here=here, leased=bool(lease))
-            take = one.wanted or one.due or take
+            if first := one.wanted or one.due:
+                take = [*first, *(each for each in take if not here and each not in first)]
             one.is_behind, one.line = bool(take), own.line
             if one.is_behind and runs:
                 return None
@@ -392,10 +391,9 @@ class Saving:
         """Return the chat's backups of that key, or all, the newest first. Raises NotFound."""
         if found := [each for each in await self.list(chat) if key in (None, each.key)]:
             if key is None:
-                record = await self._context.records.here.look(chat)
-                known = ChatState(found=found, kept=read_object(record, BACKUP))
-                line = self._lines.read(known).line
-                found.sort(key=lambda each: each.key not in line)
+                kept = read_object(await self._context.records.here.look(chat), BACKUP)
+                own = descent.read_own(kept, self._lines.server, found)
+                found.sort(key=lambda each: each.key not in own.line)
             return found
         which, seen = f" {key}" if key else "", f"`mcp-sandbox backup list {chat}`"
         raise errors.NotFound(f"chat {chat} has no backup{which}: see `mcp-sandbox ls` and {seen}")
@@ -617,11 +615,6 @@ async def _restore_first(
         )
     tell("No backup could be restored: what is in /workspace is all that is left.")
     return None
-
-
-async def _pass_through(block: AbstractAsyncContextManager[None]) -> None:
-    async with block:
-        pass
 
 
 def _moment(backup: Backup) -> str:

@@ -82,10 +82,10 @@ def note_taken(
     last = [*filter(None, [max(own.line, default="")])]
     if taken and chosen:
         ended = [each.key for each in _tips(found) if taken.key in (each.ancestors or ())]
-        return {**kept, "saves": [taken.key, *last, *ended]}
+        return {**kept, "saves": [taken.key, *last, *ended], "begun": sorted(own.begun)}
     if taken or not here:
         return {**kept, "saves": [taken.key] if taken else [], "begun": []}
-    return {"saves": last, **kept}
+    return {"saves": last, **kept, "begun": sorted(own.begun)}
 
 
 def choose(

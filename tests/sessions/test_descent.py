@@ -239,6 +239,22 @@ async def test_a_server_is_named_anew_where_its_root_was_copied(tmp_path: Path) 
     assert await name_server(moved) != name
 
 
+async def test_what_an_agent_discards_does_not_come_back(tmp_path: Path, store: Store) -> None:
+    config = store.config(tmp_path / "one")
+    async with open_manager(config) as one:
+        await write(one, "1")
+        await one.backups.save(CHAT)
+        await (await one.session(CHAT)).reset(keep_files=False)
+        assert await read(one) == ""
+        await one.stop(CHAT)
+        newest, oldest = await one.backups.list(CHAT)
+        assert newest.ancestors == (oldest.key,)
+        assert "There are other files" not in await told(one)
+    for name in ("one", "two"):
+        async with open_manager(store.config(tmp_path / name)) as manager:
+            assert await read(manager) == ""
+
+
 async def test_a_restored_backup_goes_on_at_its_own_server(tmp_path: Path, store: Store) -> None:
     config = store.config(tmp_path / "one")
     await saved(config, "1", "2", "3")

@@ -100,6 +100,14 @@ def test_a_save_that_was_begun_counts_if_it_is_listed_and_was_begun_here() -> No
     assert taken(note(base, begun=["lost"]), listed(base, other)) == other
 
 
+def test_what_another_server_began_stays_its_own_where_files_stay() -> None:
+    base = save()
+    kept, found = note(base, begun=["begun"], by="b"), [base]
+    own = descent.read_own(kept, "a", found)
+    stays = descent.note_taken(kept, own, found, None, here=True, chosen=False)
+    assert (stays["saves"], stays["begun"]) == ([base.key], [])
+
+
 def test_what_piles_up_after_kills_is_bounded() -> None:
     kept: descent.Note = {}
     for number in range(100):

@@ -179,7 +179,7 @@ class SandboxFiles(Saving):
         await self._mark(chat, self._chats[chat], runtime)
 
     async def _mark(self, chat: ChatId, one: ChatState, runtime: Runtime) -> None:
-        begun = (f"?{key}" for key in one.kept.get("begun", ()))
+        begun = (f"?{key}" for key in self._lines.read(one).begun)
         saves = one.kept.get("saves", ())
         await runtime.files.mark(" ".join([f"{chat} {one.epoch}", *saves, *begun]))
 
