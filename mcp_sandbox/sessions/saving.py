@@ -14,21 +14,18 @@ files are not on this machine, or where those here give way to it. The chat's re
 
 import logging
 import math
-import re
-import secrets
-import socket
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Any
 
 import anyio
 
-from mcp_sandbox import durable, errors
+from mcp_sandbox import errors
 from mcp_sandbox.config.sections import StorageConfig
 from mcp_sandbox.errors import SandboxError, StorageUnavailable
 from mcp_sandbox.models import ChatId, Mount
@@ -41,8 +38,7 @@ from mcp_sandbox.sessions.sandbox.warm_pool import connect
 from mcp_sandbox.storage import descent
 from mcp_sandbox.storage.backups import Backup, Backups, ListOld, NewSave
 from mcp_sandbox.storage.breaker import CircuitBreaker
-from mcp_sandbox.workspace.directory import ChatDirectories
-from mcp_sandbox.workspace.layout import sandbox_directory
+from mcp_sandbox.workspace.directory import ChatDirectories, name_server
 from mcp_sandbox.workspace.projects import PROJECT, TARGET
 
 logger = logging.getLogger(__name__)
@@ -368,7 +364,8 @@ class Saving:
             shown = await context.projects.show(chat, read_object(record, PROJECT))
             mounts = shown.mounts if context.projects.copies else ()
             directories = await context.workspaces.open(chat)
-            before = replace(one, breaker=CircuitBreaker(most_s=_MOST_PAUSE_S))
+            epoch, breaker = one.kept.get("epoch") or 1, CircuitBreaker(most_s=_MOST_PAUSE_S)
+            before = replace(one, epoch=epoch, breaker=breaker)
             async with _apart(context, chat, record, directories, mounts) as runtime:
                 copies = bool(mounts)
                 await self._store(chat, before, runtime, copies=copies, locked=True)
@@ -542,21 +539,6 @@ class _Lines:
             self._context.notices.add(chat, news[what])
             logger.warning("chat %s: %s", chat, news[what])
         return {**one.kept, "told": told[-_MOST_TOLD:]} if told else one.kept
-
-
-def name_server(data_root: Path) -> str:
-    """Return the name of a data root on this machine; a copy draws another. Blocks on the disk."""
-    folder, machine, known = data_root / "sandbox", Path("/etc/machine-id"), dict[str, Any]()
-    with sandbox_directory(data_root):
-        found, note = folder.stat(), folder / "server"
-        place = [machine.read_text() if machine.exists() else "", found.st_dev, found.st_ino]
-        with suppress(ValueError):
-            known = durable.read_note(note) or {}
-        if known.get("place") != place:
-            host = re.sub(r"[^\w.-]", "-", socket.gethostname(), flags=re.ASCII)[:40]
-            known = {"name": f"{host}-{secrets.token_hex(3)}", "place": place}
-            durable.write_note(note, known)
-    return str(known["name"])
 
 
 @asynccontextmanager

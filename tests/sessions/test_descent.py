@@ -14,8 +14,8 @@ from anyio import to_thread
 
 from mcp_sandbox.app.chats import open_manager
 from mcp_sandbox.config import Config
-from mcp_sandbox.sessions import saving
 from mcp_sandbox.sessions.manager import SessionManager
+from mcp_sandbox.workspace import directory
 from tests.daemon.running import ended
 from tests.rclone import BUCKET
 from tests.sessions.clocks import SetClock
@@ -226,7 +226,7 @@ async def test_a_clock_a_day_back_makes_no_save_older(tmp_path: Path, store: Sto
 
 async def test_a_server_is_named_anew_where_its_root_was_copied(tmp_path: Path) -> None:
     def name_server(folder: Path) -> Awaitable[str]:
-        return to_thread.run_sync(saving.name_server, folder)
+        return to_thread.run_sync(directory.name_server, folder)
 
     root, moved = tmp_path / "root", tmp_path / "moved"
     name = await name_server(root)
