@@ -30,6 +30,7 @@ from mcp_sandbox.errors import (
     TooLarge,
 )
 from mcp_sandbox.models import ChatId, Packed
+from mcp_sandbox.storage import descent
 from mcp_sandbox.storage.backups import Backup, Backups, NewSave
 from mcp_sandbox.storage.objects import Take
 from tests.daemon.running import ended
@@ -327,6 +328,26 @@ async def test_an_archive_without_its_manifest_is_no_backup_and_goes_when_old(
     assert len(await fresh.list(chat)) == 1
     assert len(stored(s3, chat)) == 3
     assert late in stored(s3, chat)
+
+
+async def test_a_line_that_nobody_continues_goes_by_the_clock_of_the_store(
+    s3: S3Server, chat: ChatId
+) -> None:
+    backups = Backups(s3.settings())
+    others = [await save(backups, chat) for _ in range(2)]
+    for path in stored(s3, chat):
+        os.utime(path, (time.time() - 2 * 86_400,) * 2)
+    mine = await save(backups, chat)
+    s3.restart()
+    backups = Backups(s3.settings())
+    found = await backups.list(chat)
+    thin = partial(descent.list_old, {mine.key}, found, keep=5)
+    for unused_s in (0, 3 * 86_400):
+        await backups.prune(chat, thin, unused_s)
+        assert len(await backups.list(chat)) == 1 + len(others)
+    await backups.prune(chat, thin, 86_400)
+    assert list(await backups.list(chat)) == [mine]
+    assert len(stored(s3, chat)) == 2
 
 
 async def test_a_shared_file_goes_when_no_link_to_it_is_good_any_more(
