@@ -215,7 +215,7 @@ async def test_people_hand_a_request_to_an_agent_on_the_command_line(
     code, said, told = await people("run", "x", "-a", "nobody")
     assert (code, said) == (1, "")
     assert "there is no assistant 'nobody'" in told
-    code, said, told = await people("check")
+    code, said, told = await command(where, "agent check", asks=False)
     assert code == 0, told
     assert (await command(where, "shutdown")).code == 0
     assert re.search(r"program +2\.1\..*\nmodel +answers \d+\ntools +none", said)
