@@ -277,6 +277,7 @@ def _show_backups(done: JsonObject, as_json: bool) -> None:
     rows = (
         (
             row["key"],
+            row["server"],
             _show_age(row["saved_at"]),
             show_bytes(row["files_bytes"]),
             show_bytes(row["size"]),
@@ -285,7 +286,7 @@ def _show_backups(done: JsonObject, as_json: bool) -> None:
         )
         for row in done["backups"]
     )
-    columns = ("key", "saved", "files", "stored", "entries", "made")
+    columns = ("key", "server", "saved", "files", "stored", "entries", "made")
     output = table(*columns, rows=rows) if done["backups"] else f"{done['chat']}: no backup"
     tell(done["backups"], output, as_json=as_json)
 

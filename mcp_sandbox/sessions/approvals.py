@@ -15,7 +15,7 @@ from typing import Any, Literal
 from mcp_sandbox.audit import Audit
 from mcp_sandbox.errors import Busy, ConsentNeeded, NotFound, NotPermitted
 from mcp_sandbox.models import ChatId
-from mcp_sandbox.sessions.chat_records import UseTimes
+from mcp_sandbox.sessions.chat_records import BACKUP, UseTimes
 
 Word = Literal["once", "chat", "no"]
 """Yes to this very call, yes to such calls in this chat, no to such calls for a while."""
@@ -201,10 +201,11 @@ class Approvals:
 def reset_kept(further: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return what a chat keeps when its agent discards its files: whatever restricts it.
 
-    Its image and limits (`assistant_of`), refusals of the user, and open questions.
+    Its image and limits (`assistant_of`), refusals of the user, open questions, and from which
+    backups it comes: else those would be another's.
     """
     noted = [each for each in further.get(_NOTED) or () if isinstance(each, dict)]
-    bound = {name: value for name, value in further.items() if name == "assistant"}
+    bound = {name: value for name, value in further.items() if name in ("assistant", BACKUP)}
     return {**bound, _NOTED: [each for each in noted if each.get("state") in ("open", "no")]}
 
 

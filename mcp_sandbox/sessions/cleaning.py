@@ -187,9 +187,10 @@ class Cleaner:
             used = {*await self._in_use(), *await self._used_elsewhere([chat])}
             if chat in used or await self._records.get(chat) != seen.records.get(chat):
                 return []
-            if self._saving and self._lost_with_sandbox:
-                # All that is left of it; without its record nothing would look for them again.
-                await self._saving.remove(chat)
+            record = seen.records.get(chat)
+            if self._saving and self._lost_with_sandbox and record:
+                # Without its record nothing here would look for them again; others may have more.
+                await self._saving.remove(chat, line=record)
             if self._backend.keeps_paused_files:
                 for other, info in await list_chat_sandboxes(self._backend):
                     if other == chat:

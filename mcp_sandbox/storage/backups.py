@@ -4,8 +4,9 @@
                           /{epoch}-{time}-{random}.json       written last: its manifest
             /shared/{user}/{chat}/{sha256}/NAME               a file that a link downloads
 
-Names are in the order in which backups count: by the epoch of the server that saved them, then by
-time. An object without a manifest is what an upload that was cut off has left.
+Names are in the order of lists: by the epoch of the server that saved them, then by time; which of
+them counts is decided in `descent`. An object without a manifest is what an upload that was cut off
+has left.
 """
 
 import hashlib
@@ -14,7 +15,8 @@ import math
 import secrets
 import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Annotated, Literal
@@ -37,8 +39,10 @@ else:
 
 logger = logging.getLogger(__name__)
 
+ListOld = Callable[[list[str], set[str]], Sequence[str]]
+
 _ARCHIVE, _MANIFEST = ".tar.zst", ".json"
-_TIME = "%Y%m%dT%H%M%S.%f"
+KEY_TIME, _TICK, _DASHES = "%Y%m%dT%H%M%S.%f", timedelta(microseconds=1), 2
 _MANIFEST_BYTES = 16 << 10
 # How long an opening waits for the list of backups.
 _ANSWER_S = 5.0
@@ -47,6 +51,7 @@ _LEVEL, _WINDOW_LOG = 3, 23
 _PIECE = 1 << 20
 # Less is compressed faster than a thread is found.
 _SMALL = 64 << 10
+MOST_ANCESTORS = 64
 # Longer than any upload takes: what is older and has no manifest never gets one.
 _ABANDONED = timedelta(hours=6)
 # Longer than any link is good.
@@ -56,10 +61,30 @@ Number = Annotated[int, Field(ge=0, lt=1 << 53)]
 _FIRST, _LAST = datetime(2000, 1, 1, tzinfo=UTC), datetime(9000, 1, 1, tzinfo=UTC)
 
 
+@dataclass(frozen=True)
+class NewSave:
+    """What is known of a backup before its upload; its key is greater than those of ancestors."""
+
+    epoch: int
+    saved_at: datetime
+    ancestors: tuple[str, ...] = ()
+    server: str = ""
+    key: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        time = self.saved_at.strftime(KEY_TIME)
+        for before in (key.split("-")[1] for key in self.ancestors if key.count("-") == _DASHES):
+            with suppress(ValueError, OverflowError):
+                after = datetime.strptime(before, KEY_TIME).replace(tzinfo=UTC) + _TICK
+                time = max(time, after.strftime(KEY_TIME))
+        object.__setattr__(self, "key", f"{self.epoch:013d}-{time}-{secrets.token_hex(4)}")
+
+
 class Backup(BaseModel):
     """One backup, as its manifest says. `size` is what is stored, `files_bytes` what it unpacks to.
 
-    `key` names it among those of its chat. `quiet`: nothing ran while it was made.
+    `key` names it among those of its chat. `quiet`: nothing ran while it was made. `server` made
+    it, from what the `ancestors` had, the latest first; None: by a version that notes neither.
     """
 
     model_config = ConfigDict(frozen=True, strict=True)
@@ -75,6 +100,15 @@ class Backup(BaseModel):
     quiet: bool
     sha256: str
     version: str
+    ancestors: tuple[Annotated[str, Field(max_length=100)], ...] | None = Field(
+        None, max_length=MOST_ANCESTORS
+    )
+    server: Annotated[str, Field(pattern=r"^[\w.-]{0,64}$")] = ""
+
+    @property
+    def line(self) -> set[str]:
+        """Return its key and those of its ancestors, as far as it names them."""
+        return {self.key, *(self.ancestors or ())}
 
 
 class Backups:
@@ -91,28 +125,25 @@ class Backups:
     async def save(
         self,
         chat: ChatId,
-        epoch: int,
+        new: NewSave,
         pack: Callable[[Take], Awaitable[Packed]],
         *,
         quiet: Callable[[], bool],
     ) -> Backup:
-        """Store what `pack` hands over as the newest backup of its epoch.
+        """Store what `pack` hands over as a new backup.
 
         `quiet` tells afterwards whether nothing ran meanwhile.
 
         Raises TooLarge: it is over `storage.max_size`; else what `pack` raises.
         """
-        saved_at = datetime.now(UTC)
-        key = f"{epoch:013d}-{saved_at.strftime(_TIME)}-{secrets.token_hex(4)}"
-        async with self._objects.writing(f"{_folder(chat)}/{key}{_ARCHIVE}") as write:
+        name = f"{_folder(chat)}/{new.key}"
+        async with self._objects.writing(f"{name}{_ARCHIVE}") as write:
             stored = _Stream(write, self._settings.max_size, zstd.ZstdCompressor(level=_LEVEL))
             packed = await pack(stored.take)
             await stored.end()
         backup = Backup(
+            **asdict(new),
             chat=chat,
-            key=key,
-            epoch=epoch,
-            saved_at=saved_at,
             size=stored.size,
             files_bytes=packed.bytes,
             entries=packed.entries,
@@ -120,8 +151,7 @@ class Backups:
             sha256=stored.digest.hexdigest(),
             version=__version__,
         )
-        text = backup.model_dump_json().encode()
-        await self._objects.put_small(f"{_folder(chat)}/{key}{_MANIFEST}", text)
+        await self._objects.put_small(f"{name}{_MANIFEST}", backup.model_dump_json().encode())
         return backup
 
     async def list(self, chat: ChatId, *, soon: bool = False) -> Sequence[Backup]:
@@ -179,11 +209,17 @@ class Backups:
         if not (is_whole and digest.hexdigest() == backup.sha256):
             raise BackupDamaged("what is stored is not what was saved")
 
-    async def prune(self, chat: ChatId) -> None:
-        """Remove all but the newest backups, what broken uploads left, and what was shared."""
+    async def prune(self, chat: ChatId, list_old: ListOld, unused_s: float) -> None:
+        """Remove backups that are old, what broken uploads left, and what was shared.
+
+        `list_old` gets the listed keys, and those stored `unused_s` or longer before the last.
+        """
         objects, folder = await self._own(chat), _folder(chat)
-        known = sorted(_keys(objects, _MANIFEST), reverse=True)
-        now = datetime.now(UTC)
+        known, now = _keys(objects, _MANIFEST), datetime.now(UTC)
+        # All by the clock of the store: that of a server may be wrong.
+        last = max(objects.values(), default=now)
+        stored = {key: last - objects[f"{folder}/{key}{_MANIFEST}"] for key in known}
+        unused = {key for key, age in stored.items() if 0 < unused_s <= age.total_seconds()}
         left = [
             name
             for key in _keys(objects, _ARCHIVE)
@@ -192,7 +228,7 @@ class Backups:
         shared = await self._objects.list(f"shared/{folder}")
         left += [name for name, at in shared.items() if at < now - _SHARED]
         # The manifest first: what is left of a removal that is cut off is no backup any more.
-        old = known[self._settings.keep :]
+        old = list_old(known, unused)
         gone = [f"{folder}/{key}{end}" for key in old for end in (_MANIFEST, _ARCHIVE)]
         await self._objects.delete([*gone, *left])
 

@@ -15,6 +15,7 @@ Deleting may stop at any point; the item keeps its name and the next time goes o
         trash/{time}-{random}/
         pool/                           trees that wait for a chat, see pool
         restoring/{user}/chat-{chat}/   trees that are to take the place of a chat's
+        server                          what this root is called on this machine, see name_server
 
 Everything above a chat's trees is 0700 and the server's own.
 """
@@ -24,18 +25,20 @@ import functools
 import os
 import re
 import secrets
+import socket
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import anyio
 from anyio import from_thread, to_thread
 
 from mcp_sandbox.config import WorkspaceConfig
-from mcp_sandbox.durable import closing_fd
+from mcp_sandbox.durable import closing_fd, read_note, write_note
 from mcp_sandbox.errors import InvalidArgument, StorageUnavailable
 from mcp_sandbox.models import SKILLS, ChatId, Mount
 from mcp_sandbox.workspace import layout, meter
@@ -267,6 +270,21 @@ class TrashItem:
     chat: ChatId | None
     discarded_at: float
     allocated_bytes: int
+
+
+def name_server(data_root: Path) -> str:
+    """Return the name of a data root on this machine; a copy draws another. Blocks on the disk."""
+    folder, machine, known = data_root / "sandbox", Path("/etc/machine-id"), dict[str, Any]()
+    with layout.sandbox_directory(data_root):
+        found, note = folder.stat(), folder / "server"
+        place = [machine.read_text() if machine.exists() else "", found.st_dev, found.st_ino]
+        with suppress(ValueError):
+            known = read_note(note) or {}
+        if known.get("place") != place:
+            host = re.sub(r"[^\w.-]", "-", socket.gethostname(), flags=re.ASCII)[:40]
+            known = {"name": f"{host}-{secrets.token_hex(3)}", "place": place}
+            write_note(note, known)
+    return str(known["name"])
 
 
 class Workspaces:

@@ -16,11 +16,12 @@ from mcp_sandbox.config import Config, SessionsConfig
 from mcp_sandbox.models import ChatId, Packed
 from mcp_sandbox.runtime.files import Files
 from mcp_sandbox.sessions.saving import Saving
+from mcp_sandbox.storage import descent
 from mcp_sandbox.storage.backups import Backup, Backups
 from mcp_sandbox.storage.objects import ObjectStore
 from mcp_sandbox.workspace import directory
 
-SAVING = ("packing", "uploaded", "saved", "pruning")
+SAVING = ("noted", "packing", "uploaded", "stored", "saved", "pruning")
 RESTORING = ("unpacking", "unpacked", "thrown away", "home moved", "workspace moved")
 CHAT = ChatId("ann", "c1")
 # What is left ends itself soon, so that the test sees that it does.
@@ -87,7 +88,9 @@ class Dying:
             await delete(store, names[1:])
 
         Files.pack, Backups.read, ObjectStore.delete = packed, half_read, half_deleted  # type: ignore[assignment,method-assign]
+        self.before(ObjectStore, "writing", "noted")
         self.before(ObjectStore, "put_small", "uploaded")
+        self.before(descent, "note_saved", "stored")
         self.before(Saving, "_note", "saved")
         self.before(directory.Workspaces, "replace", "unpacked")
         self.after(directory, "throw_away", "thrown away")

@@ -36,7 +36,7 @@ from tests.sessions.killed_saving import RESTORING, SAVING
 
 CHAT = ChatId("tester", "saved")
 # What these leave on the disk, another step leaves, too.
-LIKE_ANOTHER = ("saved", "unpacked", "home moved")
+LIKE_ANOTHER = ("noted", "saved", "unpacked", "home moved")
 pytestmark = pytest.mark.bubblewrap
 
 
@@ -469,7 +469,7 @@ async def test_a_kill_at_any_step_loses_no_file_and_shows_no_half(
             return saved and len(await again.backups.list(KILLED)) == 1
 
         await until(is_saved_and_pruned)
-    assert not list((struck.data_dir / "sandbox" / "restoring").glob("*/*"))
+    assert not list((struck.data_dir / "sandbox" / "restoring").glob("*/*/*"))
     async with open_manager(store.config(tmp_path / "three")) as three:
         seen = await (await three.session(KILLED)).exec("cat note ~/note; ls -A")
         assert seen.stdout == f"{wanted}note\n"

@@ -9,6 +9,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
@@ -29,7 +30,8 @@ from mcp_sandbox.errors import (
     TooLarge,
 )
 from mcp_sandbox.models import ChatId, Packed
-from mcp_sandbox.storage.backups import Backup, Backups
+from mcp_sandbox.storage import descent
+from mcp_sandbox.storage.backups import Backup, Backups, NewSave
 from mcp_sandbox.storage.objects import Take
 from tests.daemon.running import ended
 from tests.rclone import BUCKET, SECRET, S3Server
@@ -75,7 +77,16 @@ def backups(s3: S3Server) -> Backups:
 
 
 async def save(backups: Backups, chat: ChatId, text: bytes = b"files", epoch: int = 1) -> Backup:
-    return await backups.save(chat, epoch, Pack(text), quiet=lambda: True)
+    return await backups.save(chat, new(epoch), Pack(text), quiet=lambda: True)
+
+
+def new(epoch: int = 1) -> NewSave:
+    return NewSave(epoch, datetime.now(UTC))
+
+
+async def prune(backups: Backups, chat: ChatId, keep: int = 2) -> None:
+    """Remove all but the newest, as a server does whose line they are."""
+    await backups.prune(chat, lambda listed, _: sorted(listed)[:-keep], 0)
 
 
 async def content(backups: Backups, backup: Backup) -> bytes:
@@ -87,7 +98,7 @@ def stored(s3: S3Server, chat: ChatId) -> list[Path]:
 
 
 async def test_what_was_saved_is_listed_and_read(backups: Backups, chat: ChatId) -> None:
-    saved = await backups.save(chat, 7, Pack(b"a" * MIB, NOISE, b""), quiet=lambda: False)
+    saved = await backups.save(chat, new(7), Pack(b"a" * MIB, NOISE, b""), quiet=lambda: False)
     assert (saved.epoch, saved.files_bytes, saved.quiet) == (7, 2 * MIB, False)
     assert list(await backups.list(chat)) == [saved]
     assert await content(backups, saved) == b"a" * MIB + NOISE
@@ -109,7 +120,7 @@ async def test_another_chat_has_other_backups(backups: Backups, chat: ChatId) ->
 async def test_what_is_over_the_limit_is_not_saved(s3: S3Server, chat: ChatId) -> None:
     with pytest.raises(TooLarge, match="max_size"):
         await Backups(s3.settings(max_size=MIB)).save(
-            chat, 1, Pack(NOISE, b"1"), quiet=lambda: True
+            chat, new(), Pack(NOISE, b"1"), quiet=lambda: True
         )
     assert not stored(s3, chat)
 
@@ -118,7 +129,7 @@ async def test_a_sandbox_that_dies_leaves_nothing(
     backups: Backups, s3: S3Server, chat: ChatId
 ) -> None:
     with pytest.raises(SandboxGone):
-        await backups.save(chat, 1, Pack(*NOISES, then=SandboxGone("died")), quiet=lambda: True)
+        await backups.save(chat, new(), Pack(*NOISES, then=SandboxGone("died")), quiet=lambda: True)
     assert not stored(s3, chat)
 
 
@@ -134,7 +145,7 @@ async def test_a_save_that_is_cancelled_leaves_nothing(
         raise AssertionError
 
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(partial(backups.save, chat, 1, pack, quiet=lambda: True))
+        tasks.start_soon(partial(backups.save, chat, new(), pack, quiet=lambda: True))
         await packed.wait()
         # The server shows an unfinished upload as a hidden file.
         assert stored(s3, chat)
@@ -148,7 +159,8 @@ from functools import partial
 import anyio
 from mcp_sandbox.config.sections import StorageConfig
 from mcp_sandbox.models import ChatId, Packed
-from mcp_sandbox.storage.backups import Backups
+from datetime import UTC, datetime
+from mcp_sandbox.storage.backups import Backups, NewSave
 from mcp_sandbox.storage.objects import ObjectStore
 
 die = lambda *_: os.kill(os.getpid(), 9)
@@ -163,7 +175,8 @@ async def pack(take):
 if sys.argv[3] == "manifest":
     ObjectStore.put_small = die
 backups = Backups(StorageConfig.model_validate_json(sys.argv[1]))
-anyio.run(partial(backups.save, ChatId("ada", sys.argv[2]), 9, pack, quiet=lambda: True))
+chat, new = ChatId("ada", sys.argv[2]), NewSave(9, datetime.now(UTC))
+anyio.run(partial(backups.save, chat, new, pack, quiet=lambda: True))
 """
 
 
@@ -200,7 +213,7 @@ async def test_a_large_chat_is_saved_and_read_in_little_memory(
     most, size = [idle], 0
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(watch)
-        saved = await backups.save(chat, 2, pack, quiet=lambda: True)
+        saved = await backups.save(chat, new(2), pack, quiet=lambda: True)
         async for piece in backups.read(saved):
             size += len(piece)
         tasks.cancel_scope.cancel()
@@ -238,7 +251,9 @@ async def test_what_is_not_what_was_saved_is_noticed_before_its_end(
 
 
 async def test_a_bomb_is_stopped_at_the_limit(s3: S3Server, chat: ChatId) -> None:
-    saved = await Backups(s3.settings()).save(chat, 1, Pack(*[bytes(MIB)] * 40), quiet=lambda: True)
+    saved = await Backups(s3.settings()).save(
+        chat, new(), Pack(*[bytes(MIB)] * 40), quiet=lambda: True
+    )
     assert saved.size < MIB
     with pytest.raises(BackupDamaged, match="max_size"):
         await content(Backups(s3.settings(max_size=8 * MIB)), saved)
@@ -309,10 +324,30 @@ async def test_an_archive_without_its_manifest_is_no_backup_and_goes_when_old(
     s3.restart()
     assert len(await Backups(s3.settings()).list(chat)) == 2
     fresh = Backups(s3.settings(keep=1))
-    await fresh.prune(chat)
+    await prune(fresh, chat, keep=1)
     assert len(await fresh.list(chat)) == 1
     assert len(stored(s3, chat)) == 3
     assert late in stored(s3, chat)
+
+
+async def test_a_line_that_nobody_continues_goes_by_the_clock_of_the_store(
+    s3: S3Server, chat: ChatId
+) -> None:
+    backups = Backups(s3.settings())
+    others = [await save(backups, chat) for _ in range(2)]
+    for path in stored(s3, chat):
+        os.utime(path, (time.time() - 2 * 86_400,) * 2)
+    mine = await save(backups, chat)
+    s3.restart()
+    backups = Backups(s3.settings())
+    found = await backups.list(chat)
+    thin = partial(descent.list_old, {mine.key}, found, keep=5)
+    for unused_s in (0, 3 * 86_400):
+        await backups.prune(chat, thin, unused_s)
+        assert len(await backups.list(chat)) == 1 + len(others)
+    await backups.prune(chat, thin, 86_400)
+    assert list(await backups.list(chat)) == [mine]
+    assert len(stored(s3, chat)) == 2
 
 
 async def test_a_shared_file_goes_when_no_link_to_it_is_good_any_more(
@@ -325,7 +360,7 @@ async def test_a_shared_file_goes_when_no_link_to_it_is_good_any_more(
     for path in (s3.folder / BUCKET / "mcp-sandbox/shared" / str(chat)).glob("*/old"):
         os.utime(path, (0, 0))
     s3.restart()
-    await Backups(s3.settings()).prune(chat)
+    await prune(Backups(s3.settings()), chat)
     assert [(await status(url))[0] for url in (old, new)] == [404, 200]
 
 
@@ -512,7 +547,7 @@ async def test_a_server_that_dies_in_an_upload_ends_it_at_once(
     pack, began = Pack(), time.monotonic()
     pack.pieces = pieces()
     with pytest.raises(StorageUnavailable, match="does not answer"):
-        await backups.save(chat, 1, pack, quiet=lambda: True)
+        await backups.save(chat, new(), pack, quiet=lambda: True)
     assert time.monotonic() - began < 6
     assert threading.active_count() <= threads + 3
     own_s3.start()
@@ -549,7 +584,7 @@ async def test_a_server_that_hangs_in_an_upload_is_given_up(
 
     began = time.monotonic()
     with pytest.raises(SandboxGone if ends else StorageUnavailable):
-        await backups.save(chat, 1, pack, quiet=lambda: True)
+        await backups.save(chat, new(), pack, quiet=lambda: True)
     assert time.monotonic() - began < within_s
     own_s3.strike(signal.SIGCONT)
     assert not await backups.list(chat)

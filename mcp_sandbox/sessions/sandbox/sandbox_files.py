@@ -1,8 +1,9 @@
 """Files that are in the sandboxes of their chats alone: on this host are only their skills.
 
 A new sandbox is filled with the newest backup. It is saved before it ends; where that fails it does
-not end, but is paused, until a later try succeeds. Its files carry a mark, "USER/CHAT EPOCH": those
-of another chat are not touched; those of a lower epoch than the chat has are saved as such first.
+not end, but is paused, until a later try succeeds. Its files carry a mark, "USER/CHAT EPOCH SAVES":
+those of another chat are not touched; those that others give way to are saved first, as their own
+line. SAVES are the keys of what they hold, after a "?" those begun; earlier versions note none.
 """
 
 import math
@@ -32,7 +33,8 @@ from mcp_sandbox.sessions.sandbox.chat_sandbox import ChatSandbox
 from mcp_sandbox.sessions.sandbox.context import OpenSandbox, SessionContext
 from mcp_sandbox.sessions.sandbox.files import PAUSE_S
 from mcp_sandbox.sessions.sandbox.warm_pool import connect
-from mcp_sandbox.sessions.saving import Saving
+from mcp_sandbox.sessions.saving import BackupState, ChatState, Saving
+from mcp_sandbox.storage import descent
 from mcp_sandbox.storage.backups import Backup, Backups
 from mcp_sandbox.workspace import layout
 from mcp_sandbox.workspace.directory import ChatDirectories, Workspaces
@@ -132,7 +134,8 @@ class SandboxFiles(Saving):
         *,
         runs: bool = False,  # noqa: ARG002 - what runs is asked itself
     ) -> bool:
-        kept, one = read_object(record, BACKUP), self._chats[chat]
+        one = self._chats[chat]
+        kept = one.kept = read_object(record, BACKUP)
         if one.changed_s is None and not kept.get("clean"):
             # A server has left it so, or the record was lost: what there is, is saved again.
             one.changed_s = one.called_s = self._now_s()
@@ -180,9 +183,14 @@ class SandboxFiles(Saving):
             self._context.notices.add(
                 chat, "The sandbox with your files is gone and there is no backup: they are lost."
             )
-        await runtime.files.mark(f"{chat} {self._chats[chat].epoch}")
+        await self._mark(chat, self._chats[chat], runtime)
         # What was only restored need not be saved again.
         self._chats[chat].changed_s = None
+
+    async def _mark(self, chat: ChatId, one: ChatState, runtime: Runtime) -> None:
+        begun = (f"?{key}" for key in self._lines.read(one).begun)
+        saves = one.kept.get("saves", ())
+        await runtime.files.mark(" ".join([f"{chat} {one.epoch}", *saves, *begun]))
 
     async def _has_newest(self, chat: ChatId, sandbox: Sandbox, runtime: Runtime) -> bool:
         """Return whether a sandbox has the chat's newest files; older ones are saved as such."""
@@ -193,23 +201,46 @@ class SandboxFiles(Saving):
         if is_known and (not noted.empty or self._marked.get(chat) == sandbox.token):
             # What ran inside has deleted it; else one of the same name may have lost its files.
             mark = f"{chat} {kept.get('epoch', 0)}"
-        whose, _, epoch = mark.partition(" ")
+        whose, _, rest = mark.partition(" ")
+        epoch, *keys = rest.split(" ")
         if mark == f"{chat} -" or (noted.empty and not mark):
             # Nothing of the chat has run in it: it was being filled.
             return False
         if whose != str(chat) or not epoch.isdecimal():
             raise _leave_alone(chat, "holds files that are not marked as the chat's")
-        newest = max(int(kept.get(name, 0)) for name in ("epoch", "newest"))
-        with suppress(StorageUnavailable):
-            newest = max(newest, *(each.epoch for each in await self.list(chat, soon=True)), 0)
-        if int(epoch) < newest:
+        if await self._gives_way(chat, kept, int(epoch), keys):
             await self.save_before_end(chat, runtime, older=int(epoch))
             return False
         one.epoch = max(int(epoch), self._context.check_lease(chat))
         if one.epoch > int(epoch) or not noted.mark:
-            await runtime.files.mark(f"{chat} {one.epoch}")
+            await self._mark(chat, one, runtime)
         self._marked[chat] = sandbox.token
         return True
+
+    async def _gives_way(
+        self, chat: ChatId, kept: BackupState, epoch: int, keys: Sequence[str]
+    ) -> bool:
+        """Return whether files with this mark are to be left for others; note what they hold."""
+        one, server = self._chats[chat], self._lines.server
+        begun = [key[1:] for key in keys if key.startswith("?")]
+        held = {"saves": [key for key in keys if key[0] != "?"], "begun": begun, "by": server}
+        # An earlier version marks no saves: the record knows, if it is of this epoch.
+        one.kept = {**kept, **({} if not keys and epoch == kept.get("epoch") else held)}
+        leased, one.found = bool(self._context.check_lease(chat)), ()
+        with suppress(StorageUnavailable):
+            one.found = await self.list(chat, soon=True)
+        own = self._lines.read(one)._replace(epoch=epoch)
+        take = descent.choose(own, one.found, here=True, leased=leased)
+        newest = max(
+            *(kept.get(name, 0) for name in ("epoch", "newest")),
+            *(each.epoch for each in one.found),
+        )
+        is_older = (leased or not keys) and epoch < newest
+        one.due = take or (one.found if is_older else ())
+        noted = one.kept if one.due else self._lines.tell(chat, one)
+        if noted != kept:
+            await self._lines.change(chat, one, lambda _: noted, locked=True)
+        return is_older or bool(take)
 
     def is_saved(self, chat: ChatId) -> bool:
         """Return whether all is saved, or was just now while something ran."""
@@ -235,8 +266,9 @@ class SandboxFiles(Saving):
             return
         try:
             # A store that hangs is found out before a large upload is.
-            await self.list(chat, soon=True)
-            await self._store(chat, one if older is None else replace(one, epoch=older), runtime)
+            one.found = await self.list(chat, soon=True)
+            saved = one if older is None else replace(one, epoch=older)
+            await self._store(chat, saved, runtime, locked=True)
         except SandboxError as exc:
             raise Unsaved(
                 f"the files of chat {chat} could not be saved, so its sandbox is not ended; it is "
@@ -262,10 +294,10 @@ class SandboxFiles(Saving):
                 await held.sandbox.pause()
         return True
 
-    async def remove(self, chat: ChatId) -> None:
+    async def remove(self, chat: ChatId, *, line: ChatRecord | None = None) -> None:
         self._workspaces.sizes.pop(chat, None)
         self._marked.pop(chat, None)
-        await super().remove(chat)
+        await super().remove(chat, line=line)
 
 
 def _leave_alone(chat: ChatId, why: str) -> Unreachable:

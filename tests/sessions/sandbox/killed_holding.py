@@ -24,7 +24,7 @@ from tests.daemon.running import ended
 from tests.holding import HeldSandbox, HoldingBackend, holding_files
 
 CHAT = ChatId("ann", "c1")
-MOST_STEPS = 82
+MOST_STEPS = 87
 WATCHED: list[tuple[type, tuple[str, ...]]] = [
     (HoldingBackend, ("_start", "destroy")),
     (HeldSandbox, ("pause",)),

@@ -1,21 +1,26 @@
 """A chat whose sandbox alone holds its files loses none of them, and is told if it did."""
 
 import os
+import shutil
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from functools import partial
 from pathlib import Path
 from unittest.mock import AsyncMock
 
 import anyio
 import pytest
+from anyio import to_thread
 
 from mcp_sandbox.app.chats import open_backend, open_manager
 from mcp_sandbox.config import Config, LimitsConfig
 from mcp_sandbox.errors import BackendUnavailable, Busy, ConfigError, Unsaved, WorkspaceFull
-from mcp_sandbox.models import ChatId, SandboxInfo
+from mcp_sandbox.models import ChatId, Packed, SandboxInfo
 from mcp_sandbox.runtime.files import Files
 from mcp_sandbox.sessions.manager import SessionManager
 from mcp_sandbox.sessions.sandbox.context import OpenSandbox
 from mcp_sandbox.sessions.session import Session
+from mcp_sandbox.storage.backups import NewSave
+from mcp_sandbox.storage.objects import Take
 from tests.holding import HoldingBackend, holding_files
 from tests.rclone import S3Server
 from tests.sessions.clocks import SetClock
@@ -283,6 +288,71 @@ async def test_retention_removes_backups_but_no_sandbox_with_unsaved_files(
         assert not await manager.backups.list(CHAT)
         assert not (await manager.status(CHAT))
         assert (await (await manager.session(other)).exec("cat file")).stdout == "kept\n"
+
+
+@pytest.mark.parametrize("saves", [0, 1])
+async def test_the_retention_of_a_copied_root_removes_nothing_of_the_server_that_lives(
+    config: Config, tmp_path: Path, saves: int
+) -> None:
+    async with open_manager(config) as manager:
+        session = await manager.session(CHAT)
+        await session.exec("echo kept > file")
+        await manager.stop(CHAT)
+        await manager.backups.forget_saved()
+        records = config.data_dir / "sandbox" / "records"
+        await to_thread.run_sync(shutil.copytree, records, tmp_path / "copy/sandbox/records")
+        for _ in range(saves):
+            await manager.backups.save(CHAT)
+        listed = await manager.backups.list(CHAT)
+        space = config.workspace.model_copy(update={"retention": 1e-6})
+        copied = {"data_dir": tmp_path / "copy", "workspace": space}
+        async with open_manager(config.model_copy(update=copied)) as copy:
+            assert [item.what for item in (await copy.collect()).items] == [str(CHAT)]
+            assert not await copy.status(CHAT)
+        assert await manager.backups.list(CHAT) == listed
+        assert (await session.exec("cat file")).stdout == "kept\n"
+
+
+@pytest.mark.parametrize("known", [True, False])
+async def test_what_another_server_saved_since_is_gone_on_with_and_this_is_a_backup(
+    manager: SessionManager, session: Session, config: Config, known: bool
+) -> None:
+    await session.exec("echo common > file")
+    await manager.backups.save(CHAT)
+    common, *_ = await manager.backups.list(CHAT)
+    elsewhere = config.model_copy(update={"data_dir": config.data_dir.with_name("elsewhere")})
+    await session.exec("echo only here > file")
+    if known:
+        async with open_manager(elsewhere) as other:
+            await (await other.session(CHAT)).exec("echo newer > file")
+    else:
+        # It says nothing of what is here: so this stays.
+        new = NewSave(common.epoch + 9, common.saved_at)
+        data = manager.backups._backups.read(common)
+        await manager.backups._backups.save(CHAT, new, partial(passed, data), quiet=lambda: True)
+    held = manager._hold(CHAT)._held
+    assert held
+    await held.runtime.aclose()
+    seen = (await session.exec("cat file")).stdout
+    assert seen == ("newer\n" if known else "only here\n")
+    told = [text for text in await session.take_notices() if "There are other files" in text]
+    assert len(told) == 1
+    await manager.stop(CHAT)
+    (here,) = [
+        each.key
+        for each in await manager.backups.list(CHAT)
+        if each.ancestors == (common.key,) and each.server == manager.backups._lines.server
+    ]
+    if known:
+        assert here in told[0]
+        await manager.backups.restore(CHAT, here)
+        assert (await session.exec("cat file")).stdout == "only here\n"
+
+
+async def passed(data: AsyncGenerator[bytes], take: Take) -> Packed:
+    async for piece in data:
+        await take(piece)
+    return Packed(1, 1)
 
 
 @pytest.mark.parametrize(
