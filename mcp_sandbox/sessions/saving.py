@@ -371,8 +371,7 @@ class Saving:
             epoch, breaker = one.kept.get("epoch") or 1, CircuitBreaker(most_s=_MOST_PAUSE_S)
             before = replace(one, epoch=epoch, breaker=breaker)
             async with _apart(context, chat, record, directories, mounts) as runtime:
-                copies = bool(mounts)
-                await self._store(chat, before, runtime, copies=copies, locked=True)
+                await self._store(chat, before, runtime, copies=bool(mounts), locked=True)
             one.kept, one.found = before.kept, before.found
             one.line = self._lines.read(one).line
         except SandboxError as exc:
@@ -435,8 +434,9 @@ class Saving:
             await self._unpack_in(runtime, backup, ROOTS[: 2 + copies], limit)
         # Whether it is killed before or after the next step, this holds.
         parted = descent.part(backup.line, one.line)
-        holds = parted if await context.workspaces.exist(chat) else backup.key
-        noted = {"saves": [holds] if holds else [], "begun": [], "clean": True}
+        noted = {"saves": [parted] if parted else [], "begun": [], "clean": True}
+        if not await context.workspaces.exist(chat):
+            noted |= {"saves": [backup.key], "epoch": backup.epoch}
         await self._lines.change(chat, one, lambda kept: {**kept, **noted}, locked=True)
         await context.workspaces.replace(chat)
 

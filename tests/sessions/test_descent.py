@@ -14,6 +14,7 @@ from anyio import to_thread
 
 from mcp_sandbox.app.chats import open_manager
 from mcp_sandbox.config import Config
+from mcp_sandbox.errors import BackendUnavailable
 from mcp_sandbox.sessions.manager import SessionManager
 from mcp_sandbox.workspace import directory
 from tests.daemon.running import ended
@@ -177,6 +178,25 @@ async def test_a_kill_in_a_save_leaves_a_save_of_its_own(
         assert not await session.take_notices()
         newest, *others = await one.backups.list(KILLED)
         assert {each.key for each in others} <= {*(newest.ancestors or ())}
+
+
+async def test_a_kill_in_a_first_restore_is_not_followed_by_a_beginning_without_files(
+    tmp_path: Path, store: Store
+) -> None:
+    async with open_manager(store.config(tmp_path / "one")) as one:
+        await write(one, "1", KILLED)
+    config = store.config(tmp_path / "two")
+    words = [config.model_dump_json(), "unpacked"]
+    killed = await ended(words, env=os.environ, module="tests.sessions.killed_saving")
+    assert killed.code == -signal.SIGKILL, killed.err
+    store.strike()
+    async with open_manager(config) as two:
+        with pytest.raises(BackendUnavailable, match="are in a backup"):
+            await read(two, KILLED)
+    store.start()
+    async with open_manager(config) as two:
+        assert await read(two, KILLED) == "1"
+        assert "There are other files" not in await told(two)
 
 
 @pytest.mark.parametrize("what", ["empty", "swapped", "without the last"])
