@@ -13,13 +13,11 @@ from mcp_sandbox.errors import OperatorError, SandboxGone, StorageUnavailable, U
 from mcp_sandbox.models import BackendName, ChatId, SandboxId
 from mcp_sandbox.sessions.approvals import reset_kept
 from mcp_sandbox.sessions.sandbox.context import ChatUse, DiskGuard, OpenSandbox, SessionContext
-from mcp_sandbox.sessions.sandbox.lifecycle import SandboxLifecycle
+from mcp_sandbox.sessions.sandbox.lifecycle import AGED, SandboxLifecycle
 from mcp_sandbox.sessions.sandbox.notices import describe_end, describe_lost, name_background
 from mcp_sandbox.sessions.skill_pins import ChatPins
 from mcp_sandbox.telemetry.calls import span
 from mcp_sandbox.workspace.directory import drop_earlier
-
-_AGED = "it had reached its highest age (sessions.lifetime)"
 
 
 class NothingRuns(errors.SandboxError):
@@ -247,7 +245,7 @@ class ChatSandbox:
                     # Only a person's shell is left in it.
                     self._forget(held)
                     await self._lifecycle.put_away(held)
-                    await self._lifecycle.last.note_end(held.runtime, _AGED)
+                    await self._lifecycle.last.note_end(held.runtime, AGED)
 
     async def _renew(self, held: OpenSandbox) -> None:
         """Replace it if it was made with other settings, or shows another folder."""
@@ -350,15 +348,10 @@ class ChatSandbox:
 
     async def _retire(self, held: OpenSandbox, *, background_too: bool) -> bool:
         """End it unless it is in use; the caller has the chat's lock. Raises Unsaved."""
-        ran, is_old = held.runtime.background, self._lifecycle.age_s(held) >= self.lifetime_s
         refusal = await self._lifecycle.retire(held, background_too=background_too)
         gone = refusal in ("", "users")
         if gone:
             self._forget(held, goes_on=refusal == "users")
-        if not refusal:
-            ended = "no call used it" if background_too else "it did not answer"
-            cause = (_AGED if is_old else ended) if ran.total else ""
-            await self._lifecycle.last.note_end(held.runtime, cause, ran)
         return gone
 
     async def disconnect(self) -> None:

@@ -62,6 +62,7 @@ _ALIVE_S = 4.0
 _PAUSED = "it was paused, which ends what runs in it"
 # What runs in the background is noted at most so often.
 _NOTE_S = 0.05
+AGED = "it had reached its highest age (sessions.lifetime)"
 
 
 Connected = tuple[Sandbox, Runtime]
@@ -88,8 +89,8 @@ class DesiredSandbox:
 class LastSandbox:
     """The sandbox that a chat's agent saw last: who connects compares, and the next call tells.
 
-    A runner draws an id when it starts. Beside the chat's record lies that of the last one in which
-    a call ran, with what ran in its background, and why it ended if that was seen.
+    Beside the chat's record lies the id that its runner drew, what ran in its background, and why
+    it ended if that was seen.
     """
 
     def __init__(self, chat: ChatId, context: SessionContext) -> None:
@@ -214,7 +215,6 @@ class SandboxLifecycle:
         context, now, (sandbox, runtime) = self._context, self._context.use_times.clock(), opened
         before = record or ChatRecord(self._chat, None, created_s=now.wall_s, used_s=now.wall_s)
         further = self._files.describe(self._chat, record)
-        notice = await self.last.compare(runtime) if record else ""
         if shown.question:
             context.notices.add(self._chat, f"There is no /project: {shown.question}.")
         bound = replace(
@@ -225,11 +225,13 @@ class SandboxLifecycle:
             spec=sandbox.labels.get(SPEC, ""),
             further={**further, PROJECT: shown.noted} if shown.noted else further,
         )
-        if bound != record:
-            try:
+        notice = ""
+        try:
+            notice = await self.last.compare(runtime) if record else ""
+            if bound != record:
                 await context.records.put(replace(bound, used_s=max(bound.used_s, now.wall_s)))
-            except StorageUnavailable as exc:
-                logger.warning("chat %s: its sandbox could not be noted: %s", self._chat, exc)
+        except StorageUnavailable as exc:
+            logger.warning("chat %s: its sandbox could not be noted: %s", self._chat, exc)
         return OpenSandbox(sandbox, runtime, shown, started_s(sandbox.labels, now.steady_s), notice)
 
     async def adopt(self, sandbox_id: SandboxId) -> OpenSandbox | None:
@@ -449,6 +451,8 @@ class SandboxLifecycle:
         Return why it goes on, "" if it does not: except for "users" it is still connected then.
         """
         refusal: Refusal = ""
+        is_old = self.age_s(held) >= self._context.settings.sessions.lifetime
+        ran, cause = held.runtime.background, AGED if is_old else "no call used it"
         if not self._context.backend.keeps_paused_files:
             await self.keep(held)
         try:
@@ -459,12 +463,14 @@ class SandboxLifecycle:
         except (SandboxGone, TimeoutError) as exc:
             if await self._find_end(held.sandbox) is None:
                 raise Unreachable("the connection to the sandbox was cut off: try again") from exc
+            cause = "it did not answer"
             logger.info("sandbox %s does not answer, and is removed", held.sandbox.id)
         if refusal == "users":
             await held.runtime.aclose()
             self.log_event("sandbox left to others", held)
         elif not refusal:
             await self.put_away(held)
+            await self.last.note_end(held.runtime, cause if ran.total else "", ran)
         return refusal
 
     async def put_away(self, held: OpenSandbox) -> None:
