@@ -1,5 +1,6 @@
 """What does not answer for a while is not gone: nothing of it is ended, replaced or restored."""
 
+import gc
 import random
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -38,6 +39,7 @@ async def place(
         sessions = found.config.sessions.model_copy(update={"lifetime": 1000 * DAY_S})
         found.config = found.config.model_copy(update={"sessions": sessions})
         yield found
+    gc.collect()
 
 
 async def ids(config: Config) -> list[str]:
