@@ -158,7 +158,7 @@ class UnusableSkill(OperatorError):
 
 
 class SandboxGone(SandboxError):
-    """The sandbox died; the next call gets a new one on the same files."""
+    """The sandbox died; the next call gets a new one, on the files that outlive it."""
 
 
 class CutOff(SandboxGone):

@@ -323,6 +323,4 @@ class SandboxRecords:
 
 def make_gone_error(sandbox_id: SandboxId) -> SandboxGone:
     """Return the error for a sandbox that does not run."""
-    return SandboxGone(
-        f"sandbox {sandbox_id} is not running; the next call starts a new one on the same files"
-    )
+    return SandboxGone(f"sandbox {sandbox_id} is not running; the next call starts a new one")

@@ -277,7 +277,7 @@ class Channel:
         if not self.broken:
             self.broken = errors.SandboxGone(
                 f"{reason}; what was under way is lost, files are kept. "
-                "The next call gets a new sandbox on the same files"
+                "The next call gets a new sandbox"
             )
             for call in self._calls.values():
                 call.error = self.broken

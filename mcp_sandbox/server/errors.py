@@ -29,8 +29,8 @@ _TODO: tuple[tuple[type[errors.SandboxError], str], ...] = (
     (
         errors.SandboxGone,
         "The sandbox ended during this call and nothing was repeated: look at what the call had "
-        "already done, then call again. The next call gets a new sandbox on the same files; "
-        "processes and /tmp are gone.",
+        "already done, then call again. The next call gets a new sandbox; processes and "
+        "/tmp are gone.",
     ),
     (errors.CapacityReached, "Try again later, or tell the user that the sandbox server is full."),
     (errors.ChatElsewhere, _PASSES),
