@@ -275,10 +275,7 @@ class Channel:
     async def _break(self, reason: str) -> errors.SandboxGone:
         """End the channel and fail every call under way; return the error of the first break."""
         if not self.broken:
-            self.broken = errors.SandboxGone(
-                f"{reason}; what was under way is lost, files are kept. "
-                "The next call gets a new sandbox"
-            )
+            self.broken = errors.SandboxGone(f"{reason}; what was under way is lost")
             for call in self._calls.values():
                 call.error = self.broken
                 call.ended = True

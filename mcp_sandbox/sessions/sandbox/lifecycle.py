@@ -522,14 +522,12 @@ class SandboxLifecycle:
             )
         # This call tells it.
         await self._context.records.note_last_seen(self._chat, {})
-        reason = f"{str(exc).rstrip('.')}."
-        if cause:
-            kept = "and the next call says whether files are"
-            if await self._context.keeps_files(held):
-                kept = "files are kept. The next call gets a new sandbox on them"
-            reason = f"the sandbox ended: {cause}; what was under way is lost, {kept}."
+        why = f"the sandbox ended: {cause}; what was under way is lost" if cause else str(exc)
+        kept = "and the next call says whether files are"
+        if await self._context.keeps_files(held):
+            kept = "files are kept. The next call gets a new sandbox on them"
         ran = name_background(held.runtime.background)
-        return SandboxGone(f"{reason}{describe_lost(ran)}")
+        return SandboxGone(f"{why.rstrip('.')}, {kept}.{describe_lost(ran)}")
 
     async def _find_end(self, sandbox: Sandbox, *, silent: bool = False) -> str | None:
         """Return why a sandbox died, "" if it only does not answer; None: it goes on."""
