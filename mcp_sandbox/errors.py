@@ -10,12 +10,13 @@
     │   └── CommandFailed
     ├── OperatorError     a person has to mend something
     │   ├── ConfigError
-    │   ├── BackendUnavailable ── Unsaved
+    │   ├── BackendUnavailable ── Unsaved · Unreachable
     │   ├── ImageMissing · InsecureSandbox
     │   ├── CapacityReached · StorageUnavailable · BackupDamaged
     │   ├── AlreadyServed · NoDaemon · Draining · ChatElsewhere
     │   └── SourceUnavailable · UnusableSkill
     └── SandboxGone       the sandbox has died; the next call gets a new one
+        └── CutOff        it goes on; the next call connects to it again
 
 A message says what happened and what to do next. A non-zero exit code, a timeout with partial
 output and truncated output are results, not errors.
@@ -108,6 +109,10 @@ class Unsaved(BackendUnavailable):
     """A sandbox holds files that cannot be saved now, so it was not ended."""
 
 
+class Unreachable(BackendUnavailable):
+    """The place of a sandbox does not answer now; what is in it may go on."""
+
+
 class ImageMissing(OperatorError):
     """The sandbox image is absent or carries another version of the runner."""
 
@@ -154,3 +159,7 @@ class UnusableSkill(OperatorError):
 
 class SandboxGone(SandboxError):
     """The sandbox died; the next call gets a new one on the same files."""
+
+
+class CutOff(SandboxGone):
+    """The connection broke during a call; the sandbox itself goes on."""

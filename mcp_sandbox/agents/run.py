@@ -199,7 +199,7 @@ class Agent:
                     run.usage = way.usage
                     ended = await self._start(run, way, conversation)
                     await run.take(b"\n")
-        except errors.SandboxGone as exc:
+        except (errors.SandboxGone, errors.Unreachable) as exc:
             ended = f"sandbox: {exc}"
         return run.completion(ended)
 

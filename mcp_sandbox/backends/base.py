@@ -27,7 +27,10 @@ class Sandbox(Protocol):
     @property
     def labels(self) -> Mapping[str, str]: ...
     async def open_channel(self) -> ByteStream:
-        """Connect to the runner inside; raises SandboxGone if that does not listen."""
+        """Connect to the runner inside; raises SandboxGone if that does not listen.
+
+        As in what follows, Unreachable is raised where nobody answers, and it may go on.
+        """
 
     async def pause(self) -> bool:
         """Stop all that runs in it until one attaches; False where that would save nothing.
@@ -91,7 +94,10 @@ class Backend(Protocol):
         """
 
     async def attach(self, sandbox_id: models.SandboxId) -> Sandbox:
-        """Find a running sandbox of any server; a paused one goes on. Raises SandboxGone."""
+        """Find a running sandbox of any server; a paused one goes on. Raises SandboxGone.
+
+        Whoever is told that ends what is left of it.
+        """
 
     async def running(self) -> Sequence[models.SandboxInfo]:
         """Return the sandboxes of this data root."""

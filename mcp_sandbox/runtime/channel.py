@@ -34,8 +34,8 @@ SEND_S = 10.0
 # How long the runner may take to confirm that all processes of a cancelled call are dead.
 CANCEL_S = 8.0
 # A runner silent for SILENT_S during a call is pinged; without answer in ASKED_S it is given up.
-SILENT_S = 10.0
-ASKED_S = 15.0
+SILENT_S = 3.0
+ASKED_S = 8.0
 _MOST_ENDED = 32
 # After so many frames other tasks get a turn, so that many small frames do not delay them.
 _AT_A_STRETCH = 64

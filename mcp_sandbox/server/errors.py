@@ -19,7 +19,13 @@ R = TypeVar("R")
 logger = logging.getLogger(__name__)
 
 _MAX_MESSAGE_BYTES = 8_000
+_PASSES = "Call again in a moment; if it stays so, tell the user."
 _TODO: tuple[tuple[type[errors.SandboxError], str], ...] = (
+    (
+        errors.CutOff,
+        "Nothing was repeated: look at what this call had already done, then call again. The next "
+        "call gets the same sandbox, with its files, processes and /tmp.",
+    ),
     (
         errors.SandboxGone,
         "The sandbox ended during this call and nothing was repeated: look at what the call had "
@@ -27,7 +33,8 @@ _TODO: tuple[tuple[type[errors.SandboxError], str], ...] = (
         "processes and /tmp are gone.",
     ),
     (errors.CapacityReached, "Try again later, or tell the user that the sandbox server is full."),
-    (errors.ChatElsewhere, "Try again in a moment; if it stays so, tell the user."),
+    (errors.ChatElsewhere, _PASSES),
+    (errors.Unreachable, f"Its files and what runs in it are left as they are. {_PASSES}"),
     (
         errors.OperatorError,
         "A person must fix this on the machine of the sandbox server; other arguments will not "

@@ -30,7 +30,7 @@ from mcp_sandbox.models import ChatId, Mount
 from mcp_sandbox.runtime.files import ROOTS, Files
 from mcp_sandbox.runtime.runtime import Runtime
 from mcp_sandbox.sessions.chat_records import BACKUP, ChatRecord, read_assistant_spec, read_object
-from mcp_sandbox.sessions.sandbox.chat_sandbox import ChatSandbox
+from mcp_sandbox.sessions.sandbox.chat_sandbox import ChatSandbox, NothingRuns
 from mcp_sandbox.sessions.sandbox.context import SessionContext
 from mcp_sandbox.sessions.sandbox.warm_pool import connect
 from mcp_sandbox.storage.backups import Backup, Backups
@@ -196,9 +196,13 @@ class Saving:
             one.changed_s = None
             return None
         try:
-            async with self._places, hold.open_for_save() as held:
+            async with self._places, hold.open_for_save(as_it_is=True) as held:
                 copies = bool(self._context.projects.copies and held.project.mounts)
                 saved = await self._store(chat, one, held.runtime, copies=copies, busy=was.calls)
+        except NothingRuns:
+            # What was not saved has gone with its sandbox.
+            one.changed_s = None
+            return None
         finally:
             is_unused = self._context.use_times.used_s(chat) == used_s
             with suppress(SandboxError):

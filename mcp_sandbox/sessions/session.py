@@ -18,6 +18,7 @@ from mcp_sandbox.errors import (
     NotFound,
     SandboxError,
     SandboxGone,
+    Unreachable,
     Unsupported,
 )
 from mcp_sandbox.models import (
@@ -97,7 +98,7 @@ class Processes:
         try:
             yield process
         finally:
-            with CancelScope(shield=True), suppress(NotFound, SandboxGone):
+            with CancelScope(shield=True), suppress(NotFound, SandboxGone, Unreachable):
                 await process.stop(grace_s=1)
 
     async def list(self) -> Sequence[ProcessRow]:

@@ -236,6 +236,8 @@ class Cluster:
         query, offered = websocket.query_params, websocket.scope["subprotocols"]
         container = self.node.container(websocket.path_params["name"], query["container"])
         chosen = next(each for each in self.protocols if each in offered)
+        while self.node.hangs:
+            await self.store.changed.wait()
         await websocket.accept(chosen)
         self.execs.add(websocket)
         self.store.tell()
@@ -244,29 +246,34 @@ class Cluster:
             # It gets what was sent before the end of a stream, and then that.
             async with await anyio.open_process(command) as process:
                 try:
-                    await _join(websocket, process, is_v5=chosen == V5)
+                    await self._join(websocket, process, is_v5=chosen == V5)
                 finally:
                     self.execs.discard(websocket)
                     self.store.tell()
         except* (*_CUT, *_CUT_INPUT):
             pass
 
+    async def _join(self, websocket: WebSocket, process: Process, *, is_v5: bool) -> None:
+        assert process.stdin
+        assert process.stdout
+        assert process.stderr
+        # As a real one says that it has begun.
+        await websocket.send_bytes(b"\x01")
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_write, websocket, process.stdin, is_v5)
+            async with anyio.create_task_group() as outputs:
+                outputs.start_soon(self._read, websocket, process.stdout, b"\x01")
+                outputs.start_soon(self._read, websocket, process.stderr, b"\x02")
+            status = {"status": "Failure" if await process.wait() else "Success"}
+            await websocket.send_bytes(b"\x03" + json.dumps(status).encode())
+            await websocket.close()
+            tasks.cancel_scope.cancel()
 
-async def _join(websocket: WebSocket, process: Process, *, is_v5: bool) -> None:
-    assert process.stdin
-    assert process.stdout
-    assert process.stderr
-    # As a real one says that it has begun.
-    await websocket.send_bytes(b"\x01")
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(_write, websocket, process.stdin, is_v5)
-        async with anyio.create_task_group() as outputs:
-            outputs.start_soon(_read, websocket, process.stdout, b"\x01")
-            outputs.start_soon(_read, websocket, process.stderr, b"\x02")
-        status = {"status": "Failure" if await process.wait() else "Success"}
-        await websocket.send_bytes(b"\x03" + json.dumps(status).encode())
-        await websocket.close()
-        tasks.cancel_scope.cancel()
+    async def _read(self, websocket: WebSocket, stream: ByteReceiveStream, channel: bytes) -> None:
+        async for data in stream:
+            while self.node.hangs:
+                await self.store.changed.wait()
+            await websocket.send_bytes(channel + data)
 
 
 async def _write(websocket: WebSocket, stdin: ByteSendStream, is_v5: bool) -> None:
@@ -276,11 +283,6 @@ async def _write(websocket: WebSocket, stdin: ByteSendStream, is_v5: bool) -> No
             await stdin.send(message[1:])
         elif message == b"\xff\x00" and is_v5:
             await stdin.aclose()
-
-
-async def _read(websocket: WebSocket, stream: ByteReceiveStream, channel: bytes) -> None:
-    async for data in stream:
-        await websocket.send_bytes(channel + data)
 
 
 async def _render_failure(_: Request, exc: HTTPException) -> Response:

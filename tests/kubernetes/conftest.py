@@ -22,6 +22,10 @@ ONE_KIND = {
     "test_a_pod_in_which_nothing_answers_is_ended_and_its_files_stay",
     "test_a_server_lost_while_a_pod_begins_again_costs_no_file",
     "test_a_storm_of_429_is_waited_out_and_makes_nothing_twice",
+    "test_a_person_who_deletes_a_pod_on_such_a_node_does_not_end_what_may_go_on",
+    "test_a_pod_that_ends_on_a_node_that_is_away_is_waited_for_until_it_is_gone",
+    "test_code_that_shuts_the_server_out_does_not_lose_its_files_by_that",
+    "test_where_files_are_in_the_pod_alone_a_node_may_be_away_for_ten_minutes",
 }
 
 

@@ -1,5 +1,6 @@
 """The node of a fake cluster: pods are containers of the local engine, volumes are folders."""
 
+import math
 import os
 import shutil
 import subprocess
@@ -43,6 +44,8 @@ class Node:
         self.classes, self.placed, self.looks_s = {""}, "", 10.0
         # It is out of reach: pods go on there, and none that is deleted is seen to end.
         self.is_lost = False
+        # Its agent takes what is asked, and answers nothing.
+        self.hangs = False
         # How late it sees that a container has ended.
         self.sees_after_s = 0.0
         # Why no pod can be placed, if so.
@@ -56,8 +59,35 @@ class Node:
                 _remove(container)
         self._engine.close()
 
+    def lose(self, away_s: float) -> None:
+        """Report no more for so long, by which the cluster's own clocks go."""
+        self.is_lost = True
+        for name, pod in list(self._store.objects["pods"].items()):
+            conditions = [{"type": "Ready", "status": "False"}]
+            self._store.set("pods", name, {"status": {"conditions": conditions}})
+            stays = [
+                each.get("tolerationSeconds", math.inf)
+                for each in pod["spec"]["tolerations"]
+                if each["key"] == "node.kubernetes.io/unreachable"
+            ]
+            if max(stays, default=0) < away_s:
+                reason = {"status": "True", "reason": "DeletionByTaintManager"}
+                conditions.append({"type": "DisruptionTarget", **reason})
+                self._store.set("pods", name, {"status": {"conditions": conditions}})
+                self._store.delete("pods", name)
+
+    def come_back(self) -> None:
+        self.is_lost = self.hangs = False
+        for name, pod in list(self._store.objects["pods"].items()):
+            if "deletionTimestamp" not in pod["metadata"]:
+                ready = [{"type": kind, "status": "True"} for kind in ("PodScheduled", "Ready")]
+                self._store.set("pods", name, {"status": {"conditions": ready}})
+        self._store.tell()
+
     def container(self, name: str, of: str = "sandbox") -> str:
         """Return a container of a pod."""
+        if self.is_lost:
+            raise HTTPException(500, "error dialing backend: dial tcp 10.0.0.9:10250: i/o timeout")
         uid = self._store.get("pods", name)["metadata"]["uid"]
         if of not in self._containers.get(uid, {}):
             raise HTTPException(500, f'container "{of}" of pod "{name}" is not running')
@@ -126,7 +156,9 @@ class Node:
         while self.is_lost:
             await self._store.changed.wait()
         if await self._stop(uid, pod["spec"]["terminationGracePeriodSeconds"]):
-            self._tell(pod, **_ended(137))
+            told = _ended(137)
+            # Why it was deleted stays noted.
+            self._tell(pod, **{key: told[key] for key in ("phase", "containerStatuses")})
         if uid in self._lives:
             self._store.drop("pods", pod["metadata"]["name"])
         await to_thread.run_sync(shutil.rmtree, self._volumes / f"{uid}-files", True)

@@ -267,9 +267,12 @@ def default_pod(pod: Json) -> None:
     spec = pod["spec"]
     spec.update(schedulerName="default-scheduler", serviceAccountName="default", priority=0)
     spec.update(preemptionPolicy="PreemptLowerPriority", serviceAccount="default")
-    for key in ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"):
-        often = {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 300}
-        spec.setdefault("tolerations", []).append(often)
+    tolerated = spec.setdefault("tolerations", [])
+    for key in {"not-ready", "unreachable"} - {
+        each["key"].rpartition("/")[2] for each in tolerated
+    }:
+        often = {"operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 300}
+        tolerated.append({"key": f"node.kubernetes.io/{key}", **often})
     for container in spec["containers"]:
         for usage in container.get("resources", {}).values():
             # As it writes quantities itself.

@@ -102,24 +102,19 @@ async def test_a_pod_that_its_node_ended_is_told_and_its_files_stay(
         assert (await session.exec("cat file")).stdout == "kept\n"
 
 
-@pytest.mark.parametrize("reason", ["EvictionByEvictionAPI", "DeletionByTaintManager"])
-async def test_a_pod_that_the_cluster_took_off_its_node_is_told_and_waits_for_the_node(
-    kind: str, fake: Cluster, data_root: Path, reason: str
+async def test_a_pod_that_the_cluster_took_off_its_node_is_told_and_its_files_stay(
+    kind: str, fake: Cluster, data_root: Path
 ) -> None:
     def drain() -> None:
-        condition = {"type": "DisruptionTarget", "status": "True", "reason": reason}
-        fake.do(fake.store.set, "pods", name, {"status": {"conditions": [condition]}})
-        fake.node.is_lost = reason == "DeletionByTaintManager"
+        reason = {"status": "True", "reason": "EvictionByEvictionAPI"}
+        conditions = [{"type": "DisruptionTarget", **reason}]
+        fake.do(fake.store.set, "pods", name, {"status": {"conditions": conditions}})
         fake.delete("pods", name)
 
     async with session_on(data_root) as session:
         name = pod_of(fake)
         assert "the cluster evicted it from its node" in await lost(session, drain)
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(session.exec, "cat file > seen")
-            fake.node.is_lost = False
-            fake.do(fake.store.set, "pods", name, {"metadata": {"labels": {"node": "back"}}})
-        assert (await session.exec("cat seen")).stdout == "kept\n"
+        assert (await session.exec("cat file")).stdout == "kept\n"
 
 
 async def test_a_pod_deleted_by_hand_is_told_and_its_files_stay(
@@ -322,7 +317,7 @@ async def test_a_server_lost_while_a_pod_begins_again_costs_no_file(
 
         await lost(session, lambda: fake.delete("pods", name))
         fake.store.listeners.append(strike)
-        with pytest.raises(BackendUnavailable, match="call again"):
+        with pytest.raises(BackendUnavailable, match=r"does not answer|not reached"):
             await session.exec("true")
         fake.store.listeners.remove(strike)
         fake.away.clear()

@@ -222,6 +222,8 @@ async def test_a_listing_is_structured() -> None:
         (errors.ImageMissing("no image: build it"), "A person must fix this"),
         (errors.CapacityReached("32 sandboxes are open"), "Try again later"),
         (errors.SandboxGone("it died"), "The next call gets a new sandbox on the same files"),
+        (errors.CutOff("it was cut"), "The next call gets the same sandbox"),
+        (errors.Unreachable("no answer"), "left as they are. Call again in a moment"),
         (errors.SandboxError("plain"), "plain"),
         (RuntimeError("secret"), "The sandbox server itself failed (RuntimeError)"),
         (ExceptionGroup("g", [errors.NotFound("inner")]), "inner"),

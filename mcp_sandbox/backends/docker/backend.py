@@ -58,7 +58,7 @@ from mcp_sandbox.runner.workers.fork_server import is_steered
 
 _START_S = 60.0
 _LOOK_S = 2.0
-_CONNECT_S = 10.0
+_CONNECT_S = 8.0
 _IMAGE_FRESH_S = 10.0
 # Longer than a creation can take.
 _GRACE_S = 180.0

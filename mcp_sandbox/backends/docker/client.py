@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, Concatenate, ParamSpec, TypeVar, cast
 
@@ -22,6 +23,7 @@ from docker.tls import TLSConfig
 
 from mcp_sandbox.backends.docker.engine import (
     Engine,
+    EngineHangs,
     Tls,
     build_again,
     explain_build,
@@ -29,6 +31,7 @@ from mcp_sandbox.backends.docker.engine import (
     explain_silence,
     find_engine,
 )
+from mcp_sandbox.backends.docker.exec_stream import hangs
 from mcp_sandbox.backends.sandbox_records import make_gone_error
 from mcp_sandbox.config import DockerConfig, docker_variables, home, search_path
 from mcp_sandbox.errors import BackendUnavailable, ImageMissing, SandboxGone
@@ -44,6 +47,8 @@ _CHUNK = 1024 * 1024
 # The builder's own numbers of layers and containers.
 _TELLS_NOTHING = ("--->", "Removing intermediate")
 _CALLS_AT_ONCE = 16
+# A call that lasts so long has the engine asked whether it hangs; others are told so at once.
+_SLOW_S, _KNOWN_S = 3.0, 5.0
 # The engine reports an end a moment after the connection has broken.
 _TOLD_S = 2.0
 _ASK_AGAIN_S = 0.05
@@ -62,6 +67,7 @@ class EngineConnection:
         self._connecting = anyio.Lock()
         self._api: docker.APIClient | None = None
         self._info: dict[str, Any] | None = None
+        self._hangs_until = 0.0
 
     async def aclose(self) -> None:
         """Close what is open; a later call connects again."""
@@ -89,19 +95,41 @@ class EngineConnection:
     ) -> T:
         """Run a function that takes the library's client in a thread.
 
-        Raises BackendUnavailable if no other error is more exact.
+        Raises Unreachable, or BackendUnavailable if no other error is more exact.
         """
         engine = await self.engine()
+        try:
+            # What the engine was asked is not left halfway, unless it hangs.
+            with anyio.CancelScope(shield=True):
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(self._watch, engine)
+                    result = await self._run(engine, lambda api: work(api, *args, **named))
+                    tasks.cancel_scope.cancel()
+        except BaseExceptionGroup as group:
+            raise group.exceptions[0] from None
+        return result
+
+    async def _run(self, engine: Engine, work: Callable[[docker.APIClient], T]) -> T:
+        wait = partial(to_thread.run_sync, limiter=self._limiter, abandon_on_cancel=True)
         async with self._connecting:
             if self._api is None:
-                self._api = await to_thread.run_sync(_connect, engine, limiter=self._limiter)
+                self._api = await wait(_connect, engine)
             api = self._api
+        return await wait(_translated(engine)(lambda: work(api)))
 
-        def job() -> T:
-            with _translated(engine):
-                return work(api, *args, **named)
-
-        return await to_thread.run_sync(job, limiter=self._limiter)
+    async def _watch(self, engine: Engine) -> None:
+        """Raise EngineHangs when the engine does: one that is only slow answers a ping."""
+        if anyio.current_time() >= self._hangs_until:
+            while True:
+                await anyio.sleep(_SLOW_S)
+                if await hangs(engine) and await hangs(engine):
+                    break
+            # The threads that wait for it keep their places, and take no further step later.
+            if self._api:
+                self._api.adapters.clear()
+            self._api, self._limiter = None, CapacityLimiter(_CALLS_AT_ONCE)
+            self._hangs_until = anyio.current_time() + _KNOWN_S
+        raise EngineHangs(str(explain_silence(engine.url, "timed out")))
 
 
 def connection_of(config: DockerConfig) -> EngineConnection:
@@ -324,7 +352,11 @@ def _create(api: docker.APIClient, body: dict[str, Any], name: str | None) -> st
 def _look(api: docker.APIClient, name: str) -> tuple[bool, Ending | None, Ending]:
     """Return whether it runs, why it ended if the engine reports that, and else what is likely."""
     with suppress(SandboxGone):
-        if inspect(api, name)["State"]["Running"]:
+        state = inspect(api, name)["State"]
+        if state["Paused"]:
+            # By what was asked of an engine that hung, or by somebody else.
+            api.unpause(name)
+        if state["Running"]:
             return True, None, "lost"
     filters = {"type": "container", "container": name, "event": ["oom", "kill", "die"]}
     # Only past events, without a wait. The library's types know whole seconds only.

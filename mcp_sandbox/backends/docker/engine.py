@@ -20,6 +20,7 @@ from mcp_sandbox.errors import (
     ImageMissing,
     OperatorError,
     StorageUnavailable,
+    Unreachable,
 )
 from mcp_sandbox.models import SandboxFacts
 
@@ -64,6 +65,13 @@ _SILENCES = (
     ("paramiko", "ssh needs one more package; run: pip install 'mcp-sandbox[ssh]'"),
     ("certificate", "its TLS certificate is not accepted; check DOCKER_CERT_PATH"),
 )
+_PASSES = ("no such file", "connection refused", "timed out")
+# What an engine answers that begins or ends, and a proxy before one that is away.
+AWAY = (502, 503, 504)
+
+
+class EngineHangs(Unreachable):
+    """It takes connections, or does not refuse them, and answers nothing."""
 
 
 @dataclass(frozen=True)
@@ -261,7 +269,7 @@ def explain_refusal(status: int, text: str) -> OperatorError:
     for sign, error, remedy in _REFUSALS:
         if sign in lowered:
             return error(f"the Docker engine says: {text}; {remedy}")
-    return BackendUnavailable(
+    return (Unreachable if status in AWAY else BackendUnavailable)(
         f"the Docker engine refused ({status}): {text or 'no reason given'}; "
         "see its log (`journalctl -u docker`), and run `mcp-sandbox doctor`"
     )
@@ -285,7 +293,8 @@ def explain_silence(url: str, reason: str) -> BackendUnavailable:
     lowered = reason.lower()
     for sign, remedy in _SILENCES:
         if sign in lowered:
-            return BackendUnavailable(f"no Docker engine at {url}: {remedy}")
-    return BackendUnavailable(
+            kind = Unreachable if sign in _PASSES else BackendUnavailable
+            return kind(f"no Docker engine at {url}: {remedy}")
+    return Unreachable(
         f"the Docker engine at {url} does not answer ({reason}): check it with `docker info`"
     )

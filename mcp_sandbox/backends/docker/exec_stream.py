@@ -9,7 +9,7 @@ import json
 import ssl
 import struct
 from collections.abc import Awaitable, Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -19,10 +19,12 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 from anyio.streams.stapled import StapledByteStream
 
 from mcp_sandbox.backends import local_socket
-from mcp_sandbox.backends.docker.engine import Engine
-from mcp_sandbox.errors import BackendUnavailable, SandboxGone
+from mcp_sandbox.backends.docker.engine import AWAY, Engine, EngineHangs, explain_silence
+from mcp_sandbox.errors import BackendUnavailable, SandboxGone, Unreachable
 
-_TIMEOUT_S = 30.0
+_TIMEOUT_S = 5.0
+_PING = b"GET /_ping HTTP/1.1\r\nHost: docker\r\nConnection: close\r\n\r\n"
+_CUT = (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError)
 _HEADER = struct.Struct(">BxxxL")
 _STDOUT, _STDERR = 1, 2
 _MAX_HEAD = 16 * 1024
@@ -39,10 +41,16 @@ async def dial(engine: Engine) -> ByteStream:
         with anyio.fail_after(_TIMEOUT_S):
             return await _connect(engine)
     except (OSError, anyio.ConnectionFailed) as exc:
-        raise BackendUnavailable(
-            f"the Docker engine at {engine.url} cannot be reached ({exc}): "
-            "check that `docker info` works with the same address"
-        ) from exc
+        raise explain_silence(engine.url, str(exc)) from exc
+
+
+async def hangs(engine: Engine) -> bool:
+    """Return whether the engine answers nothing at all, not even that it is away."""
+    with anyio.move_on_after(_TIMEOUT_S) as limit, suppress(OSError, *_CUT):
+        async with await _connect(engine) as raw:
+            await raw.send(_PING)
+            await raw.receive()
+    return limit.cancelled_caught
 
 
 async def _connect(engine: Engine) -> ByteStream:
@@ -102,7 +110,9 @@ class _Watched(ByteReceiveStream):
                 if not await self._alive():
                     raise anyio.EndOfStream
             except BackendUnavailable as exc:
-                raise anyio.BrokenResourceError from exc
+                # One that is away for new connections may still serve this one.
+                if isinstance(exc, EngineHangs) or not isinstance(exc, Unreachable):
+                    raise anyio.BrokenResourceError from exc
 
     async def aclose(self) -> None:
         await self._raw.aclose()
@@ -118,13 +128,13 @@ class ExecStream(ByteStream):
         self._raw = raw
         self._source = BufferedByteReceiveStream(_Watched(raw, alive))
         self._output_left = 0
-        self._early = bytearray()
+        self.early = bytearray()
         self.complaint = bytearray()
 
     async def receive(self, max_bytes: int = 65536) -> bytes:
-        if self._early:
-            taken = bytes(self._early[:max_bytes])
-            del self._early[:max_bytes]
+        if self.early:
+            taken = bytes(self.early[:max_bytes])
+            del self.early[:max_bytes]
             return taken
         while not self._output_left:
             await self._next_frame()
@@ -154,15 +164,16 @@ class ExecStream(ByteStream):
     async def upgraded(self) -> None:
         """Read the head of the engine's answer; what follows is the program's output.
 
-        Raises SandboxGone if the engine refuses to start the program.
+        Raises SandboxGone if the engine refuses to start the program, Unreachable if it is away.
         """
         try:
             head = await self._source.receive_until(b"\r\n\r\n", _MAX_HEAD)
         except (anyio.IncompleteRead, anyio.DelimiterNotFound) as exc:
             raise anyio.EndOfStream from exc
         status = head.split(b"\r\n", 1)[0].decode("ascii", "replace")
-        if status.split(" ")[1:2] not in (["101"], ["200"]):
-            raise SandboxGone(
+        (code,) = status.split(" ")[1:2] or [""]
+        if code not in ("101", "200"):
+            raise (Unreachable if code in map(str, AWAY) else SandboxGone)(
                 f"the engine did not start a relay in the sandbox ({status}); "
                 "the next call starts a new sandbox on the same files"
             )
@@ -174,10 +185,10 @@ class ExecStream(ByteStream):
         """
         while message not in self.complaint:
             await self._next_frame()
-            if self._output_left + len(self._early) > _MAX_EARLY:
+            if self._output_left + len(self.early) > _MAX_EARLY:
                 raise anyio.BrokenResourceError
             if self._output_left:
-                self._early += await self._source.receive_exactly(self._output_left)
+                self.early += await self._source.receive_exactly(self._output_left)
                 self._output_left = 0
 
     async def _next_frame(self) -> None:
@@ -207,7 +218,7 @@ async def open_exec(engine: Engine, path: str, *, deadline_s: float, alive: Aliv
 
     Raises:
         SandboxGone: the relay did not start, or did not reach the runner.
-        BackendUnavailable: the engine cannot be reached.
+        Unreachable: the engine cannot be reached, or cut the connection.
     """
     raw = await dial(engine)
     stream = ExecStream(raw, alive)
@@ -218,9 +229,11 @@ async def open_exec(engine: Engine, path: str, *, deadline_s: float, alive: Aliv
             await stream.wait_for(_CONNECTED)
     except (anyio.EndOfStream, anyio.BrokenResourceError, TimeoutError) as exc:
         await anyio.aclose_forcefully(raw)
-        said = stream.complaint.decode(errors="replace").strip() or "it gave no reason"
+        said = stream.complaint.decode(errors="replace").strip()
+        if not (said or stream.early) and await alive() and not isinstance(exc, TimeoutError):
+            raise Unreachable("the engine cut a connection to the sandbox: try again") from exc
         raise SandboxGone(
-            f"the relay in the sandbox did not reach its runner ({said}); "
+            f"the relay in the sandbox did not reach its runner ({said or 'no reason given'}); "
             "the next call starts a new sandbox on the same files"
         ) from exc
     except BaseException:

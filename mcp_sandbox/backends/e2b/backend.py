@@ -91,10 +91,7 @@ class E2BSandbox:
     client: Client
 
     async def open_channel(self) -> ByteStream:
-        try:
-            return await self.box.open(_RELAY)
-        except BackendUnavailable as exc:
-            raise SandboxGone(str(exc)) from exc
+        return await self.box.open(_RELAY)
 
     async def pause(self) -> bool:
         await self.client.pause(self.id)
@@ -159,12 +156,7 @@ class E2BBackend:
 
     async def _begin(self, box: Box) -> E2BSandbox:
         """Start the runner unless it runs."""
-        try:
-            secret = await box.run(_BEGIN)
-        except SandboxGone as exc:
-            # E2B has it: its proxy may be late in knowing that. It holds files, and must not go.
-            raise BackendUnavailable(f"{exc}; call again in a moment") from exc
-        if not secret:
+        if not (secret := await box.run(_BEGIN)):
             raise make_gone_error(box.id)
         token, facts = bytes.fromhex(secret), _facts(box.metadata)
         return E2BSandbox(box.id, token, facts, _labels(box.metadata), box, self._client)

@@ -16,23 +16,22 @@ from e2b import (
     CommandExitException,
     SandboxException,
     SandboxNotFoundException,
-    SandboxNotRunningException,
     SandboxQuery,
     SandboxState,
     ServiceBusyException,
 )
 
 from mcp_sandbox import models
-from mcp_sandbox.errors import BackendUnavailable, SandboxGone
+from mcp_sandbox.errors import BackendUnavailable, SandboxGone, Unreachable
 
 Metadata = Mapping[str, str]
 Listed = tuple[models.SandboxId, Metadata, models.SandboxState]
-_REQUEST_S = 30.0
+_REQUEST_S, _CREATE_S = 15.0, 60.0
 # E2B's own answers to too many requests and to failures of its own are waited for this often.
 _RETRIES = 2
 _PIECE = 1024 * 1024
 _CONNECTED = "connected\n"
-_CONNECT_S = 15.0
+_CONNECT_S = 8.0
 _CLOSE_S = 5.0
 # So often within its timeout the end of a sandbox that is held is put off.
 _RENEWALS = 4
@@ -42,8 +41,8 @@ _OURS = (SandboxGone, BackendUnavailable)
 class Client:
     """One account of E2B.
 
-    Every method raises BackendUnavailable: E2B does not answer or refuses, and SandboxGone: it
-    knows nothing of the sandbox, or has ended it.
+    Every method raises Unreachable: E2B does not answer, BackendUnavailable: it refuses, and
+    SandboxGone: it knows nothing of the sandbox, or has ended it.
     """
 
     def __init__(self, domain: str, timeout_s: float, key: Callable[[], Awaitable[str]]) -> None:
@@ -51,7 +50,7 @@ class Client:
 
     async def create(self, template: str, metadata: Metadata, *, online: bool) -> "Box":
         """Make a sandbox; when its time is over, one of a chat is paused, and another ended."""
-        with _translated("make a sandbox"):
+        with _translated("make a sandbox", _CREATE_S):
             box = await AsyncSandbox.create(
                 template,
                 timeout=self._timeout_s,
@@ -150,7 +149,9 @@ class Box:
             if not stream.connected:
                 await stream.aclose()
         if not stream.connected:
-            raise SandboxGone(f"the runner does not listen ({stream.said.strip() or 'no answer'})")
+            # The relay itself says so, or nobody knows.
+            kind = SandboxGone if "relay:" in stream.said else Unreachable
+            raise kind(f"the runner does not listen ({stream.said.strip() or 'no answer'})")
         return stream
 
 
@@ -219,10 +220,11 @@ class RelayStream(ByteStream):
 
 
 @contextmanager
-def _translated(doing: str) -> Generator[None]:
+def _translated(doing: str, within_s: float = 0.0) -> Generator[None]:
     try:
-        yield
-    except (SandboxNotFoundException, SandboxNotRunningException) as exc:
+        with anyio.fail_after(within_s or _REQUEST_S):
+            yield
+    except SandboxNotFoundException as exc:
         raise SandboxGone(
             f"E2B has ended this sandbox or knows none such ({exc}); the next call starts a new one"
         ) from exc
@@ -231,7 +233,9 @@ def _translated(doing: str) -> Generator[None]:
     except (SandboxException, ServiceBusyException, httpx.HTTPError, OSError) as exc:
         status = getattr(exc, "status_code", None)
         why = "has too many requests from us" if status == 429 else "could not"
-        raise BackendUnavailable(
+        # Its proxy may also be late in knowing a sandbox, which holds files and must not go.
+        is_refusal = status and status < 500 and status != 429
+        raise (BackendUnavailable if is_refusal else Unreachable)(
             f"E2B {why} {doing} ({exc or type(exc).__name__}): try again in a moment; if it goes "
             "on, look at its status page, e2b.domain and the network"
         ) from exc

@@ -21,6 +21,7 @@ from mcp_sandbox import models
 from mcp_sandbox.backends.kubernetes.client import POD, WAIT_S, ApiServer, Kind, Refused
 from mcp_sandbox.backends.kubernetes.exec_stream import (
     CUT,
+    MISSED,
     ExecFailed,
     ExecStream,
     NotListening,
@@ -30,6 +31,7 @@ from mcp_sandbox.backends.kubernetes.network import Network
 from mcp_sandbox.backends.kubernetes.objects import (
     KEPT,
     OWN,
+    PIPE,
     SANDBOX,
     VOLUME,
     WRITER,
@@ -52,6 +54,7 @@ from mcp_sandbox.errors import (
     OperatorError,
     SandboxGone,
     StorageUnavailable,
+    Unreachable,
 )
 
 logger = logging.getLogger(__name__)
@@ -62,9 +65,11 @@ _LISTENS_S = 3.0
 # Pods of the warm pool in which an exec has begun ahead, and how many begin at once.
 _MOST_AHEAD, _AHEAD_AT_ONCE = 32, 2
 _AHEAD_AGAIN_S = 5.0
-_GONE_S = 30.0
+_GONE_S = 12.0
 # When events are asked for why a pod does not begin, and how long its removal is waited for.
 _LOOK_S, _REMOVE_S = 2.0, 8.0
+# One exec to a pod that runs: its node answers at once, or is away; others are told so at once.
+_REACH_S, _KNOWN_S = 5.0, 5.0
 # A node looks at its containers each second, and then tells of them.
 _TOLD_S = 3.0
 _MOST_ENDED = 10_000
@@ -102,7 +107,7 @@ class KubernetesSandbox:
 
     async def open_channel(self) -> ByteStream:
         first, self.first = self.first, None
-        return first or await self.backend.relay(self.backend.space.pod(self.id, self.uid))
+        return first or await self.backend.reach(self.backend.space.pod(self.id, self.uid))
 
     async def pause(self) -> bool:
         return await self.backend.pause(self.id)
@@ -120,7 +125,7 @@ class KubernetesSandbox:
             at, command, given = (pod.name, WRITER), put_command(name), pack(files)
             put = await open_exec(space.api, space.tasks, at, command, within_s)
             await put.connect(given, within_s)
-        except (Refused, ExecFailed) as exc:
+        except (Refused, ExecFailed, NotListening) as exc:
             raise BackendUnavailable(
                 f"the skill {name} cannot be put into the sandbox ({exc}): sandbox_reset gives it "
                 "another pod; if it goes on, see `kubectl describe pod`"
@@ -128,8 +133,10 @@ class KubernetesSandbox:
         await put.aclose()
 
     async def ending(self, *, within_s: float = 0.0) -> models.Ending | None:
-        look = partial(self.backend.why_ended, self.id, self.uid)
-        return await self.backend.space.until(look, within_s and max(within_s, _TOLD_S))
+        look, space = partial(self.backend.why_ended, self.id, self.uid), self.backend.space
+        if (pod := space.pods.get(self.id)) and pod.ending:
+            await self.backend.await_end(self.id, self.uid)
+        return await space.until(look, within_s and max(within_s, _TOLD_S))
 
 
 class KubernetesBackend:
@@ -150,8 +157,10 @@ class KubernetesBackend:
         # Of a free pod: a stream that has not connected, and what waits for its end.
         self._ahead: dict[str, tuple[ExecStream, anyio.CancelScope]] = {}
         self._aheads = CapacityLimiter(_AHEAD_AT_ONCE)
-        # Why pods were ended here, by uid.
+        # Why pods have ended, by uid.
         self._ended: dict[str, models.Ending] = {}
+        # Until when pods are not tried, by uid, as they did not answer.
+        self._silent: dict[str, float] = {}
         namespace.notice = self._notice
 
     async def probe(self) -> str:
@@ -171,7 +180,7 @@ class KubernetesBackend:
         made = Made.of(spec, self._config.image, await to_thread.run_sync(runner_digest))
         made = replace(made, shape=self.renderer.shape(made))
         pods = self.space.pods.values()
-        warm = any(pod.runs and pod.free_shape == made.shape for pod in pods)
+        warm = any(pod.runs and pod.ready and pod.free_shape == made.shape for pod in pods)
         name = self.renderer.name(spec.labels, WARM) if warm else self.renderer.name(spec.labels)
         kind, sandbox = self.space.kind_of(name), KubernetesSandbox(name, made, self)
         make = partial(self._api.post, kind, self.renderer.owner(kind, name, made))
@@ -186,26 +195,40 @@ class KubernetesBackend:
 
     async def attach(self, sandbox_id: models.SandboxId) -> KubernetesSandbox:
         await self.space.open()
+        rows = self.space.pods
+        if self.renderer.in_pod:
+            # Another server may have made it just now.
+            pod = await self.space.until(lambda: rows.get(sandbox_id), _TOLD_S)
+            if pod and pod.ending:
+                await self.await_end(sandbox_id, pod.uid)
         made = (await self.space.sandbox(sandbox_id)).made
         if made is None:
             raise BackendUnavailable(
                 f"somebody changed what is noted of sandbox {sandbox_id}, so it is kept apart with "
                 "its files: put its annotations back, or remove it with `kubectl delete`"
             )
-        pod = self.space.pods.get(sandbox_id)
-        sandbox = KubernetesSandbox(sandbox_id, made, self)
-        try:
-            if pod and pod.runs and not pod.weaker:
-                with suppress(NotListening):
-                    sandbox.first, sandbox.uid = await self.relay(pod, _LISTENS_S), pod.uid
-                    return sandbox
-            if not self.renderer.in_pod:
-                return await self._start_again(sandbox)
-        except ExecFailed as exc:
-            # What runs in it, and files that nothing else holds, must not go for that.
-            raise BackendUnavailable(f"{exc}; call again in a moment") from exc
+        pod, sandbox = rows.get(sandbox_id), KubernetesSandbox(sandbox_id, made, self)
+        # Whether it is ready or not: its node may only be out of the cluster's sight.
+        if pod and pod.runs and not pod.weaker:
+            try:
+                sandbox.first, sandbox.uid = await self.reach(pod), pod.uid
+            except NotListening as exc:
+                if self.renderer.in_pod and not await self._awaits_secret(pod):
+                    raise Unreachable(f"{exc}, or `mcp-sandbox stop --force` ends it") from exc
+            else:
+                return sandbox
+        if not self.renderer.in_pod:
+            return await self._start_again(sandbox)
         # Its files were nowhere else.
         raise make_gone_error(sandbox_id)
+
+    async def _awaits_secret(self, pod: Row) -> bool:
+        """Return whether nothing ran in a pod yet, as its server was killed before that."""
+        looks = ["/bin/sh", "-c", f"test -p {PIPE} && echo connected >&2"]
+        with suppress(ExecFailed, NotListening):
+            await (await self._begin(pod, looks)).connect(b"", _REACH_S)
+            return True
+        return False
 
     async def _start_again(self, sandbox: KubernetesSandbox) -> KubernetesSandbox:
         """Start a new pod on the volume of a sandbox."""
@@ -303,6 +326,10 @@ class KubernetesBackend:
         if before and (not same or (now and now.has_ended)):
             for stream in self._streams.pop(before.uid, ()):
                 stream.closed.set()
+            if kind is POD and not same:
+                self._note_end(before.uid, _name_ending(before))
+        if kind is POD and before and not (now and not now.ready):
+            self._silent.pop(before.uid, None)
         if now and not same and not now.free_shape and (begun := self._ahead.get(now.uid)):
             # Where it was claimed here it is taken at once; else a server with the same key did.
             begun[1].deadline = anyio.current_time() + _LISTENS_S
@@ -346,7 +373,7 @@ class KubernetesBackend:
         pod = await self._wait_until_it_runs(name, made.image)
         try:
             sandbox.first, sandbox.uid = await self.relay(pod, first=True), pod.uid
-        except ExecFailed as exc:
+        except (ExecFailed, NotListening) as exc:
             ended = await self.space.until(
                 lambda: row.exit_code if (row := rows.get(name)) else None, _LISTENS_S
             )
@@ -355,13 +382,24 @@ class KubernetesBackend:
                     f"the image {made.image} holds another version of the runner, or none: build "
                     "it again with `mcp-sandbox images build`, push it, and set kubernetes.image"
                 ) from exc
-            raise
+            raise Unreachable(str(exc)) from exc
         return sandbox
+
+    async def reach(self, pod: Row) -> ExecStream:
+        """Open a byte stream to a pod that runs already. Raises ExecFailed, NotListening."""
+        if anyio.current_time() < self._silent.get(pod.uid, 0.0):
+            raise ExecFailed(f"{MISSED} (it was tried just now)")
+        try:
+            with anyio.fail_after(_REACH_S):
+                return await self.relay(pod, _LISTENS_S)
+        except TimeoutError as exc:
+            self._silent[pod.uid] = anyio.current_time() + _KNOWN_S
+            raise ExecFailed(f"{MISSED} (not within {_REACH_S:g} s)") from exc
 
     async def relay(
         self, pod: Row, listens_s: float = _CONNECT_S, *, first: bool = False
     ) -> ExecStream:
-        """Open a byte stream to the runner of a pod. Raises ExecFailed."""
+        """Open a byte stream to the runner of a pod. Raises ExecFailed, NotListening."""
         secret = self.renderer.token(pod.uid).hex().encode() + b"\n" if first else b""
         if first and (begun := self._ahead.pop(pod.uid, None)):
             stream, waiting = begun
@@ -431,18 +469,22 @@ class KubernetesBackend:
         pod = rows.get(name)
         if pod is None:
             return
-        uid = pod.uid
-        self._note_end(uid, "killed")
+        self._note_end(pod.uid, "killed")
         await self._api.delete(POD, pod.name)
+        await self.await_end(name, pod.uid)
+
+    async def await_end(self, name: str, uid: str) -> None:
+        """Wait until nothing runs in a pod that is ending. Raises Unreachable: it is not told."""
+        rows = self.space.pods
 
         def has_ended() -> bool:
             now = rows.get(name)
-            return not now or now.uid != uid or (now.ending and now.exit_code is not None)
+            return not now or now.uid != uid or now.has_ended
 
         if not await self.space.until(has_ended, _GONE_S):
-            raise BackendUnavailable(
-                f"the pod of sandbox {name} does not end: its node may be lost; look at it with "
-                f"`kubectl get pod {pod.name} -o wide`"
+            raise Unreachable(
+                f"the pod of sandbox {name} does not end, so its node may be away, and it may go "
+                f"on there: look at it with `kubectl get pod {rows[name].name} -o wide`"
             )
 
 
@@ -451,7 +493,7 @@ def _name_ending(pod: Row) -> models.Ending:
         return "memory"
     if pod.reason in _EVICTIONS:
         return "evicted"
-    if pod.ending:
+    if pod.ending or pod.exit_code is None:
         return "deleted"
     return "ended" if pod.exit_code == 0 else "killed" if pod.exit_code == 137 else "failed"
 

@@ -19,7 +19,13 @@ from anyio import to_thread
 
 from mcp_sandbox.config import KubernetesConfig
 from mcp_sandbox.config.environment import variable
-from mcp_sandbox.errors import BackendUnavailable, CapacityReached, ImageMissing, OperatorError
+from mcp_sandbox.errors import (
+    BackendUnavailable,
+    CapacityReached,
+    ImageMissing,
+    OperatorError,
+    Unreachable,
+)
 
 try:
     import httpx
@@ -38,12 +44,15 @@ WEBSOCKET_ENDS = (httpx_ws.HTTPXWSException, httpx.HTTPError, ProtocolError, Exc
 _PROTOCOLS = ["v5.channel.k8s.io", "v4.channel.k8s.io"]
 # What is no JSON was cut off by a proxy, or is a proxy's own.
 _CUT = (httpx.HTTPError, OSError, ValueError)
-_CALL_S = 30.0
-_CONNECT_S = 10.0
+_CALL_S = 10.0
+_CONNECT_S = 5.0
 # How long a cluster may take for all but a pod's start.
 WAIT_S = 60.0
-# How long one is tried again that never answered: it may be misnamed, and somebody waits.
-_FIRST_ANSWER_S = 5.0
+# How long one is tried again that is silent, or never answered: it may be misnamed, and somebody
+# waits. Meanwhile others wait, and for a while they are told at once.
+_ANSWERS_S, _FIRST_ANSWER_S, _KNOWN_S = 10.0, 5.0, 3.0
+# Bookmarks come each minute: a watch that is quiet for longer may have lost its connection.
+_QUIET_S = 90.0
 _A_SECOND, _BURST_S = 20, 1.0
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.2, 10.0
 _LOOK_AGAIN_S = 0.2
@@ -128,6 +137,8 @@ class ApiServer:
         self._old: list[httpx.AsyncClient] = []
         self._free_at = 0.0
         self._has_answered = False
+        # Until when nothing is asked again, and what is told at once if there was no answer at all.
+        self._silence = 0.0, ""
 
     async def aclose(self) -> None:
         for client in (*self._old, *([self._http] if self._http else [])):
@@ -152,12 +163,13 @@ class ApiServer:
         Raises:
             Refused: it is about this object.
             CapacityReached: a quota is used up.
-            BackendUnavailable: no answer, no right, no namespace.
+            Unreachable: no answer; BackendUnavailable: no right, no namespace.
         """
-        most_s = WAIT_S if self._has_answered else _FIRST_ANSWER_S
-        deadline, wait_s = time.monotonic() + most_s, _FIRST_WAIT_S
-        repeated = False
+        began_s, wait_s, repeated = time.monotonic(), _FIRST_WAIT_S, False
+        if not (again := began_s >= self._silence[0]) and self._silence[1]:
+            raise Unreachable(self._silence[1])
         while True:
+            until_s = began_s + (_ANSWERS_S if self._has_answered else _FIRST_ANSWER_S) * again
             try:
                 response = await self._send(method, path, body, params or {})
                 if not response.is_error:
@@ -175,18 +187,24 @@ class ApiServer:
                         raise error
                     repeated = True
                     continue
+                until_s = began_s + WAIT_S if status == 429 else until_s
                 why = f"{status} {_message(response)}"
                 asked = response.headers.get("retry-after", "")
                 asked_s = float(asked) if asked.isdecimal() else 0.0
             wait_s = min(wait_s * 2, _LONGEST_WAIT_S)
             pause_s = max(asked_s, wait_s * random.uniform(0.5, 1.0))  # noqa: S311 - no secret
-            if time.monotonic() + pause_s > deadline:
-                server = (await self._client()).base_url
-                raise BackendUnavailable(
-                    f"the Kubernetes API server {server} does not answer ({why}): what runs goes "
-                    "on; try again when `kubectl get --raw /readyz` answers"
-                )
+            if time.monotonic() + pause_s > until_s:
+                raise self._note_silence((await self._client()).base_url, why)
             await anyio.sleep(pause_s)
+
+    def _note_silence(self, server: httpx.URL, why: str) -> Unreachable:
+        said = (
+            f"the Kubernetes API server {server} does not answer ({why}): what runs goes on; try "
+            "again when `kubectl get --raw /readyz` answers"
+        )
+        hangs = why.partition(" ")[0].endswith("Timeout")
+        self._silence = time.monotonic() + _KNOWN_S, said if hangs else ""
+        return Unreachable(said)
 
     async def get(self, kind: Kind, name: str) -> Json:
         return await self.call("GET", self.path(kind, name))
@@ -237,19 +255,19 @@ class ApiServer:
     async def watch(self, kind: Kind, version: str, **params: str) -> AsyncGenerator[Json]:
         """Yield events from a version on, until the server ends the watch.
 
-        Raises Refused with 410 for a version that is too old, BackendUnavailable when it is cut.
+        Raises Refused with 410 for a version that is too old, Unreachable when it is cut.
         """
         params |= {"watch": "true", "allowWatchBookmarks": "true", "timeoutSeconds": "3000"}
         params["resourceVersion"] = version
         client, path = await self._client(), self.path(kind)
-        timeout = httpx.Timeout(_CONNECT_S, read=None)
+        timeout = httpx.Timeout(_CONNECT_S, read=_QUIET_S)
         try:
             async with client.stream("GET", path, params=params, timeout=timeout) as response:
                 if response.is_error:
                     await response.aread()
                     status, message = response.status_code, _message(response)
                     if status == 429 or status >= 500:
-                        raise BackendUnavailable(f"it cannot be watched now: {status} {message}")
+                        raise Unreachable(f"it cannot be watched now: {status} {message}")
                     raise self._explain(status, message, "watch", path)
                 async for line in response.aiter_lines():
                     event = json.loads(line)
@@ -258,7 +276,7 @@ class ApiServer:
                         raise Refused(int(status.get("code", 500)), str(status.get("message")))
                     yield event
         except _CUT as exc:
-            raise BackendUnavailable(f"the watch of {kind.plural} was cut off: {exc!r}") from exc
+            raise Unreachable(f"the watch of {kind.plural} was cut off: {exc!r}") from exc
 
     @asynccontextmanager
     async def exec(self, pod: str, container: str, command: list[str]) -> AsyncGenerator[WebSocket]:

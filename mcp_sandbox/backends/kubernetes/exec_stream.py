@@ -7,7 +7,7 @@ import anyio
 from anyio.abc import ByteStream, TaskGroup, TaskStatus
 
 from mcp_sandbox.backends.kubernetes.client import WEBSOCKET_ENDS, ApiServer, Refused, WebSocket
-from mcp_sandbox.errors import SandboxGone
+from mcp_sandbox.errors import SandboxGone, Unreachable
 
 # A pod, and one of its containers.
 Place = tuple[str, str]
@@ -16,22 +16,16 @@ _CONNECTED = b"connected\n"
 _PIECE = 32 * 1024
 _MOST_COMPLAINT = 4096
 _CLOSE_S = 2.0
+MISSED = "the runner in the sandbox is not reached, the next call tries again"
 CUT = (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError, TimeoutError)
-_NO_REASON = "it gave no reason"
 
 
-class ExecFailed(SandboxGone):
-    """A relay did not reach its runner."""
-
-    def __init__(self, why: str) -> None:
-        super().__init__(
-            f"the relay in the sandbox did not reach its runner ({why}); the next call tries it "
-            "again on the same files"
-        )
+class ExecFailed(Unreachable):
+    """No relay could be started, or it was cut off before it had reached its runner."""
 
 
-class NotListening(ExecFailed):
-    """The relay itself said so, or has ended."""
+class NotListening(SandboxGone):
+    """The relay did not reach its runner: it said so."""
 
 
 class ExecStream(ByteStream):
@@ -74,7 +68,7 @@ class ExecStream(ByteStream):
             await self._next_message()
 
     async def connect(self, given: bytes, within_s: float) -> None:
-        """Have the relay read `given` and reach its runner. Raises ExecFailed."""
+        """Have the relay read `given` and reach its runner. Raises ExecFailed, NotListening."""
         try:
             with anyio.fail_after(within_s):
                 await self.send(given)
@@ -83,8 +77,10 @@ class ExecStream(ByteStream):
             self.closed.set()
             if not isinstance(exc, CUT):
                 raise
-            why = self.complaint.decode(errors="replace").strip() or str(exc) or _NO_REASON
-            raise (NotListening if self.ended else ExecFailed)(why) from exc
+            said = self.complaint.decode(errors="replace").strip()
+            # Else the node did not let it run.
+            kind = NotListening if self.ended and said.startswith("relay:") else ExecFailed
+            raise kind(f"{MISSED} ({said or exc})") from exc
 
     async def _next_message(self) -> None:
         if self.closed.is_set():
@@ -116,7 +112,7 @@ async def open_exec(
             stream: ExecStream = await tasks.start(_keep_open, api, at, command)
             return stream
     except (Refused, TimeoutError, *WEBSOCKET_ENDS) as exc:
-        raise ExecFailed(str(exc) or _NO_REASON) from exc
+        raise ExecFailed(f"{MISSED} ({exc})") from exc
 
 
 async def _keep_open(

@@ -60,7 +60,7 @@ PATH = f"{HOME}/.local/bin:/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbi
 PYTHON = ["/usr/bin/python3", "-I", "-S"]
 USER = 10001
 _PLACE = "/run/mcp-sandbox"
-_SOCKET, _PIPE = f"{_PLACE}/runner.sock", f"{_PLACE}/secret"
+_SOCKET, PIPE = f"{_PLACE}/runner.sock", f"{_PLACE}/secret"
 # How long a runner waits for its secret, but in a warm pool.
 _START_S = 300
 # Where files are in the pod alone, it waits at least so long for a server that may save them.
@@ -88,6 +88,11 @@ AS_USER = {
     "fsGroup": USER,
     "fsGroupChangePolicy": "OnRootMismatch",
 }
+# Where files are in the pod alone: by default it would be ended when its node was away for 300 s.
+_STAYS = [
+    {"key": f"node.kubernetes.io/{why}", "operator": "Exists", "effect": "NoExecute"}
+    for why in ("not-ready", "unreachable")
+]
 _MOST_ALIKE = 100
 
 
@@ -285,8 +290,11 @@ class Renderer:
             volumes.append({"name": _TRUST, "configMap": shown})
         file = self._config.seccomp_profile
         local = {"type": "Localhost", "localhostProfile": file}
+        given = self._template.get("spec", {})
+        stays = {"tolerations": [*given.get("tolerations", ()), *_STAYS]} if self.in_pod else {}
         return {
-            **self._template.get("spec", {}),
+            **given,
+            **stays,
             "restartPolicy": "Never",
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
@@ -336,7 +344,7 @@ class Renderer:
             most[resource.RLIMIT_NPROC] = made.limits.pids
         found = {
             **beside_pid_1(environment(spec, PATH, HOME)),
-            "MCP_SANDBOX_TOKEN_PIPE": _PIPE,
+            "MCP_SANDBOX_TOKEN_PIPE": PIPE,
             "MCP_SANDBOX_RUNNER": made.runner,
             "MCP_SANDBOX_SOCKET": _SOCKET,
             "MCP_SANDBOX_IDLE_S": f"{max(made.idle_s, _UNSAVED_S if self.in_pod else 0):g}",
@@ -424,5 +432,5 @@ def skill_writer(made: Made) -> Json:
 
 def relay_command(within_s: float, *, hands_over: bool = False) -> list[str]:
     """Return the command that joins an exec's streams to the runner."""
-    first = ["--secret", _PIPE] if hands_over else []
+    first = ["--secret", PIPE] if hands_over else []
     return [*PYTHON, RELAY, *first, "--announce", _SOCKET, f"{within_s:g}"]

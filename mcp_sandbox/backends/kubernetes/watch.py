@@ -30,7 +30,7 @@ from mcp_sandbox.backends.kubernetes.objects import (
 from mcp_sandbox.backends.kubernetes.verify import find_weaker
 from mcp_sandbox.backends.sandbox_records import make_gone_error
 from mcp_sandbox.config import KubernetesConfig
-from mcp_sandbox.errors import BackendUnavailable, CapacityReached, OperatorError
+from mcp_sandbox.errors import BackendUnavailable, CapacityReached, OperatorError, Unreachable
 from mcp_sandbox.models import SandboxId
 
 logger = logging.getLogger(__name__)
@@ -99,11 +99,12 @@ class Row:
 
     @property
     def runs(self) -> bool:
-        return self.phase == "Running" and self.ready and not self.ending
+        return self.phase == "Running" and not self.ending
 
     @property
     def has_ended(self) -> bool:
-        return self.phase in ("Succeeded", "Failed") or self.ending
+        """Whether its node said so: one that is only to end may go on where that is away."""
+        return self.phase in ("Succeeded", "Failed") or self.exit_code is not None
 
 
 def _name_sandbox(kind: Kind, metadata: Json) -> str:
@@ -144,7 +145,7 @@ class Namespace:
         with anyio.move_on_after(WAIT_S):
             while self._listed != self._rows.keys():
                 if unlisted := self._failed.keys() - self._listed:
-                    raise BackendUnavailable(str(self._failed[unlisted.pop()]))
+                    raise self._failed[unlisted.pop()].with_traceback(None)
                 await self._changed.wait()
             return
         raise BackendUnavailable("the cluster does not list what is there: call again later")
@@ -292,6 +293,8 @@ class Namespace:
             try:
                 row = self._read(kind, await self.api.get(kind, name))
             except Refused as exc:
+                if exc.status != 404:
+                    raise
                 raise make_gone_error(SandboxId(name)) from exc
         if row is None:
             raise BackendUnavailable(
@@ -350,9 +353,9 @@ class Namespace:
     async def give_up(self, name: str, image: str, trial: Row | None) -> NoReturn:
         """Raise why a pod does not run in time, or that of a `trial` before it."""
         if self._failed:
-            raise BackendUnavailable(str(next(iter(self._failed.values()))))
+            raise next(iter(self._failed.values())).with_traceback(None)
         if (pod := self.pods.get(name)) and pod.ready:
-            raise BackendUnavailable(f"the pod of {name} runs and is not reached: call again")
+            raise Unreachable(f"the pod of {name} runs, and does not answer")
         told = await self.ask(name, None if pod else trial)
         raise self.api.explain(told, image) or CapacityReached(
             f"the cluster started no pod within {self.config.start_timeout:g} s "

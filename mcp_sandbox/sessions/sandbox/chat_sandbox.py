@@ -8,6 +8,7 @@ from typing import Literal
 
 import anyio
 
+from mcp_sandbox import errors
 from mcp_sandbox.errors import OperatorError, SandboxGone, StorageUnavailable, Unsaved
 from mcp_sandbox.models import BackendName, ChatId, SandboxId
 from mcp_sandbox.sessions.approvals import reset_kept
@@ -17,6 +18,10 @@ from mcp_sandbox.sessions.sandbox.notices import describe_end, describe_lost
 from mcp_sandbox.sessions.skill_pins import ChatPins
 from mcp_sandbox.telemetry.calls import span
 from mcp_sandbox.workspace.directory import drop_earlier
+
+
+class NothingRuns(errors.SandboxError):
+    """No sandbox has files of the chat that are nowhere else."""
 
 
 class ChatSandbox:
@@ -81,11 +86,14 @@ class ChatSandbox:
         )
 
     @asynccontextmanager
-    async def open_for_save(self) -> AsyncGenerator[OpenSandbox]:
-        """Yield the open sandbox; this is no use of it, and the next call tells if it died."""
+    async def open_for_save(self, *, as_it_is: bool = False) -> AsyncGenerator[OpenSandbox]:
+        """Yield the open sandbox; this is no use of it, and the next call tells if it died.
+
+        `as_it_is`: none is replaced, or made where it alone has files: raises NothingRuns.
+        """
         self._saves += 1
         try:
-            yield await self._open()
+            yield await self._open(as_it_is=as_it_is)
         finally:
             self._saves -= 1
             self._context.capacity.mark_idle(self)
@@ -102,9 +110,10 @@ class ChatSandbox:
         """
         self._calls += 1
         self._context.capacity.mark_used(self)
-        self._context.note_use(self.chat, changes=changes)
+        self._context.note_use(self.chat, changes=False)
         try:
             held = await self._open()
+            self._context.note_use(self.chat, changes=changes)
             if held.doors:
                 await held.doors.ready()
             try:
@@ -123,29 +132,16 @@ class ChatSandbox:
             self._context.note_use(self.chat, changes=changes)
             self._context.capacity.mark_idle(self)
 
-    async def _explain_loss(self, held: OpenSandbox, exc: SandboxGone) -> SandboxGone:
-        """Remove a sandbox that died during a call; return the error that says why."""
+    async def _explain_loss(self, held: OpenSandbox, exc: SandboxGone) -> errors.SandboxError:
+        """Return what to tell a call whose connection broke; a sandbox that died is removed."""
         with anyio.CancelScope(shield=True):
             async with self._lock:
-                if self._held is held:
-                    self._forget(held)
+                if self._held is held and not held.loss:
                     async with self._context.records.hold(self.chat):
-                        cause = await self._lifecycle.discard_dead(held)
-                    reason = f"{str(exc).rstrip('.')}."
-                    if cause is None:
-                        reason = (
-                            "the connection to the sandbox was cut off, and what this call had "
-                            "begun may have ended; the sandbox goes on, with its files and what "
-                            "runs in its background. The next call connects to it again."
-                        )
-                    if cause:
-                        kept = "and the next call says whether files are"
-                        if await self._context.keeps_files(held):
-                            kept = "files are kept. The next call gets a new sandbox on them"
-                        reason = f"the sandbox ended: {cause}; what was under way is lost, {kept}."
-                    lost = "" if cause is None else describe_lost(held.runtime.background)
-                    held.end_reason = f"{reason}{lost}"
-        return SandboxGone(held.end_reason or str(exc))
+                        held.loss = await self._lifecycle.explain_loss(held, exc)
+                    if not isinstance(held.loss, errors.Unreachable):
+                        self._forget(held, goes_on=isinstance(held.loss, errors.CutOff))
+        return held.loss or exc
 
     def _forget(self, held: OpenSandbox, *, goes_on: bool = False) -> None:
         """Give it up. If it `goes_on`, for other servers, it still reports its ended processes."""
@@ -157,11 +153,18 @@ class ChatSandbox:
         held.guard.watching.cancel()
         held.close_doors()
 
-    async def _open(self) -> OpenSandbox:
+    async def _open(self, *, as_it_is: bool = False) -> OpenSandbox:
         async with self._lock:
             if self._held is not None:
                 self._context.check_lease(self.chat)
-                await self._refresh(self._held)
+                await self._refresh(self._held, as_it_is=as_it_is)
+            if self._held is None and as_it_is and self._context.files.lost_with_sandbox:
+                with anyio.CancelScope(shield=True):
+                    async with self._context.records.hold(self.chat):
+                        for info in await self._lifecycle.running():
+                            await self._adopt(info.id)
+                if self._held is None:
+                    raise NothingRuns(f"no sandbox of chat {self.chat} runs: there is no new file")
             if self._held is None:
                 if self.egress:
                     # Its process starts beside the sandbox that needs it.
@@ -194,9 +197,10 @@ class ChatSandbox:
         """
         if (held := self._held) is None:
             if lost and not self._context.files.lost_with_sandbox:
-                await self._lifecycle.end_running()
+                for info in await self._lifecycle.running():
+                    await self._context.backend.destroy(info.id)
             return
-        held.end_reason = f"{why}. The sandbox was stopped"
+        held.loss = SandboxGone(f"{why}. The sandbox was stopped")
         self._forget(held, goes_on=True)
         with anyio.CancelScope(shield=True):
             goes_on = await self._context.files.leave(held, lost=lost)
@@ -208,19 +212,19 @@ class ChatSandbox:
             if lost and self.saving:
                 await self.saving.let_go(self.chat)
 
-    async def _refresh(self, held: OpenSandbox) -> None:
-        """Resume a paused sandbox; remove one that is dead, too old or made otherwise."""
+    async def _refresh(self, held: OpenSandbox, *, as_it_is: bool) -> None:
+        """Resume a paused sandbox; remove one that is dead or, unless it stays `as_it_is`, old."""
         if held.paused:
             with anyio.CancelScope(shield=True):
                 async with self._context.records.hold(self.chat):
                     await self._lifecycle.resume(held)
         if held.runtime.broken:
             # It died with no call under way: the next result tells.
-            self._forget(held)
             with anyio.CancelScope(shield=True):
                 async with self._context.records.hold(self.chat):
-                    cause = await self._lifecycle.discard_dead(held)
-                    await self._lifecycle.tell_ended(held, cause)
+                    self._forget(held, goes_on=await self._lifecycle.settle(held))
+        elif as_it_is:
+            return
         elif not self._keeping and self._lifecycle.age_s(held) >= self.lifetime_s:
             await self._expire(held)
         else:
@@ -238,7 +242,7 @@ class ChatSandbox:
                     # Only a person's shell is left in it.
                     self._forget(held)
                     await self._lifecycle.put_away(held)
-            except Unsaved:
+            except (Unsaved, errors.Unreachable):
                 # The next call tries again.
                 return
         if ended := describe_lost(background):
@@ -294,6 +298,8 @@ class ChatSandbox:
         """Pause the sandbox; see the manager."""
         with anyio.CancelScope(shield=True):
             async with self._lock, self._context.records.hold(self.chat):
+                if (held := self._held) and held.dead:
+                    self._forget(held, goes_on=await self._lifecycle.settle(held))
                 left = () if self._held else await self._lifecycle.running()
                 paused = any(info.state == "paused" for info in left)
                 for info in () if paused else left:
@@ -314,8 +320,11 @@ class ChatSandbox:
                     async with self._context.records.hold(self.chat):
                         if held:
                             await self._lifecycle.resume(held)
-                        else:
-                            was_paused = await self._lifecycle.resume_left()
+                        for info in () if held else await self._lifecycle.running():
+                            if info.state == "paused":
+                                was_paused = True
+                                with suppress(SandboxGone):
+                                    await self._context.backend.attach(info.id)
         return was_paused
 
     async def release_if_idle(self, *, background_too: bool = False, at_once: bool = False) -> bool:
@@ -329,14 +338,15 @@ class ChatSandbox:
         with anyio.CancelScope(shield=True):
             async with self._lock, self._context.records.hold(self.chat, at_once=at_once) as ours:
                 gone, held = ours, self._held
-                if ours and held and held.dead:
-                    self._forget(held)
-                    cause = await self._lifecycle.discard_dead(held)
-                    await self._lifecycle.tell_ended(held, cause)
-                elif ours and held:
+                if ours and held:
                     gone = False
-                    with suppress(Unsaved):
-                        gone = await self._retire(held, background_too=background_too)
+                    with suppress(Unsaved, errors.Unreachable):
+                        if held.dead:
+                            goes_on = await self._lifecycle.settle(held)
+                            self._forget(held, goes_on=goes_on)
+                            gone = not (goes_on and await self._adopt(held.sandbox.id))
+                        else:
+                            gone = await self._retire(held, background_too=background_too)
         return gone
 
     async def _retire(self, held: OpenSandbox, *, background_too: bool) -> bool:

@@ -249,8 +249,8 @@ class OpenSandbox:
     """An open sandbox.
 
     `is_current` is False until it is known to be made as it should be. `notice` is what the agent
-    should know of the sandbox before it; `end_reason` says why this one ended during a call, once
-    it has. `previews` has the address of each port.
+    should know of the sandbox before it; `loss` is what calls are told that lost their connection
+    to this one. `previews` has the address of each port.
     """
 
     sandbox: Sandbox
@@ -260,7 +260,7 @@ class OpenSandbox:
     notice: str = ""
     is_current: bool = True
     paused: bool = False
-    end_reason: str | None = None
+    loss: SandboxError | None = None
     previews: dict[int, str] = field(default_factory=dict[int, str])
     doors: Door | None = None
     door_channel: DoorChannel = field(init=False)

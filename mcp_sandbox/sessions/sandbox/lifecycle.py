@@ -17,10 +17,12 @@ from mcp_sandbox.backends.base import Sandbox
 from mcp_sandbox.errors import (
     BackendUnavailable,
     Busy,
+    CutOff,
     OperatorError,
     SandboxError,
     SandboxGone,
     StorageUnavailable,
+    Unreachable,
     Unsaved,
     Unsupported,
 )
@@ -54,6 +56,8 @@ _DESTROY_S = 20.0
 _DYING_S = 1.0
 # Long: under heavy load the answer is slow, and a runner that does not answer is ended.
 _ANSWER_S = 15.0
+# On a new connection, of a runner that has been silent before.
+_ALIVE_S = 4.0
 
 
 Connected = tuple[Sandbox, Runtime]
@@ -195,11 +199,6 @@ class SandboxLifecycle:
             found = [SandboxInfo(noted, {}, "running")] if noted else []
         return found
 
-    async def end_running(self) -> None:
-        """End them, of a chat that another server has."""
-        for info in await self.running():
-            await self._context.backend.destroy(info.id)
-
     async def _find(
         self, wanted: DesiredSandbox, record: ChatRecord | None
     ) -> tuple[Connected | None, str]:
@@ -229,7 +228,7 @@ class SandboxLifecycle:
             sandbox = await context.backend.attach(sandbox_id)
             labelled = find_chat_label(sandbox.labels)
             if labelled == self._chat:
-                runtime = await self._files.connect(self._chat, sandbox, directories)
+                runtime = await self._connect(sandbox, directories)
                 if runtime:
                     return sandbox, runtime
         except SandboxGone as exc:
@@ -239,6 +238,15 @@ class SandboxLifecycle:
                 return None
         await context.backend.destroy(sandbox_id)
         return None
+
+    async def _connect(self, sandbox: Sandbox, directories: ChatDirectories) -> Runtime | None:
+        """Connect to a sandbox, once more if it goes on and only the connection was cut."""
+        try:
+            return await self._files.connect(self._chat, sandbox, directories)
+        except SandboxGone:
+            if await self._find_end(sandbox) is not None:
+                raise
+        return await self._files.connect(self._chat, sandbox, directories)
 
     async def renew(self, held: OpenSandbox) -> str | None:
         """End an open sandbox made otherwise than wanted now; return a notice, None if it stays."""
@@ -382,14 +390,6 @@ class SandboxLifecycle:
             await held.runtime.aclose()
         held.paused = False
 
-    async def resume_left(self) -> bool:
-        """Resume paused sandboxes that no server has open; return False if there is none."""
-        paused = [info.id for info in await self.running() if info.state == "paused"]
-        for sandbox_id in paused:
-            with suppress(SandboxGone):
-                await self._context.backend.attach(sandbox_id)
-        return bool(paused)
-
     async def retire(self, held: OpenSandbox, *, background_too: bool) -> Refusal:
         """End it and disconnect, unless it is in use; if other servers use it, only disconnect.
 
@@ -403,7 +403,9 @@ class SandboxLifecycle:
                 if held.paused:
                     await self.resume(held)
                 refusal = await held.runtime.retire(background_too=background_too, leaving=True)
-        except (SandboxError, TimeoutError):
+        except (SandboxGone, TimeoutError) as exc:
+            if await self._find_end(held.sandbox) is None:
+                raise Unreachable("the connection to the sandbox was cut off: try again") from exc
             logger.info("sandbox %s does not answer, and is removed", held.sandbox.id)
         if refusal == "users":
             await held.runtime.aclose()
@@ -427,30 +429,68 @@ class SandboxLifecycle:
             self.log_event("sandbox paused", held)
 
     async def discard_dead(self, held: OpenSandbox) -> str | None:
-        """Remove a sandbox whose connection was lost; return why it died, "" if that is unknown.
-
-        None: it lives, and other servers use it.
-        """
-        try:
-            ending = await held.sandbox.ending(within_s=_DYING_S)
-            assistant = read_assistant_spec(await self._context.records.look(self._chat))
-            limits = replace(self._context.settings.limits, **assistant.limits)
-            died_of = describe_death(ending, limits) if ending else ""
-        except OperatorError as exc:
-            died_of = f"its engine does not answer ({exc})"
+        """Remove a sandbox whose connection was lost, as `_find_end` returns what is with it."""
+        died_of = await self._find_end(held.sandbox, silent=held.runtime.silent)
         await held.runtime.aclose()
-        is_gone = bool(died_of) or held.runtime.silent
+        if died_of is None:
+            return None
         if self._files.lost_with_sandbox:
-            if held.runtime.silent and self._context.backend.keeps_paused_files:
+            if not died_of and self._context.backend.keeps_paused_files:
                 # Such as after a fork bomb: nothing inside would ever answer again.
                 with suppress(SandboxError):
                     await held.sandbox.pause()
             # The next call attaches to it, which starts its runner again on its files, if it ended.
-            return died_of if is_gone else None
-        if not is_gone and await self._is_used_by_others(held):
-            return None
+            return died_of
         await self.destroy(held)
         return died_of
+
+    async def settle(self, held: OpenSandbox) -> bool:
+        """Discard it if it is dead, and have the agent told why; return whether it goes on."""
+        if (cause := await self.discard_dead(held)) is not None:
+            files = " on the same files" if await self._context.keeps_files(held) else ""
+            self._context.notices.add(
+                self._chat,
+                f"The sandbox had ended since the last call: {cause or 'it did not answer'}; "
+                f"this is a new one{files}.{describe_lost(held.runtime.background)}",
+            )
+        return cause is None
+
+    async def explain_loss(self, held: OpenSandbox, exc: SandboxGone) -> SandboxError:
+        """Discard it if it is dead; return what to tell a call that lost its connection."""
+        try:
+            cause = await self.discard_dead(held)
+        except Unreachable as away:
+            return Unreachable(f"this call may have been done: look first. {away}")
+        if cause is None:
+            return CutOff(
+                "the connection to the sandbox was cut off, and what this call had begun may have "
+                "ended; the sandbox goes on, and the next call connects to it again"
+            )
+        reason = f"{str(exc).rstrip('.')}."
+        if cause:
+            kept = "and the next call says whether files are"
+            if await self._context.keeps_files(held):
+                kept = "files are kept. The next call gets a new sandbox on them"
+            reason = f"the sandbox ended: {cause}; what was under way is lost, {kept}."
+        return SandboxGone(f"{reason}{describe_lost(held.runtime.background)}")
+
+    async def _find_end(self, sandbox: Sandbox, *, silent: bool = False) -> str | None:
+        """Return why a sandbox died, "" if it only does not answer; None: it goes on."""
+        if ending := await sandbox.ending(within_s=0.0 if silent else _DYING_S):
+            assistant = read_assistant_spec(await self._context.records.look(self._chat))
+            limits = replace(self._context.settings.limits, **assistant.limits)
+            return describe_death(ending, limits)
+        try:
+            channel = Channel(await sandbox.open_channel(), sandbox.token)
+            with anyio.fail_after(_ALIVE_S):
+                await channel.prove()
+            await channel.aclose()
+        except TimeoutError:
+            return ""
+        except SandboxGone:
+            # This connection may have been cut, too.
+            return "" if silent else await self._find_end(sandbox, silent=True)
+        return None
 
     async def destroy(self, held: OpenSandbox) -> None:
         """End it, even if it is in use; log what cannot be removed."""
@@ -469,32 +509,8 @@ class SandboxLifecycle:
         else:
             self.log_event("sandbox removed", held)
 
-    async def _is_used_by_others(self, held: OpenSandbox) -> bool:
-        """Return whether only this server lost its connection, and others still have theirs."""
-        try:
-            with anyio.fail_after(_ANSWER_S):
-                async with anyio.create_task_group() as tasks:
-                    channel = Channel(await held.sandbox.open_channel(), held.sandbox.token)
-                    await channel.open(tasks)
-                    runtime = Runtime(channel, keep_bytes=0)
-                    refusal = await runtime.retire(background_too=True, leaving=True)
-                    await runtime.aclose()
-        except* (SandboxError, TimeoutError):
-            refusal = ""
-        return refusal == "users"
-
     def age_s(self, held: OpenSandbox) -> float:
         return self._context.use_times.clock().steady_s - held.started_s
-
-    async def tell_ended(self, held: OpenSandbox, cause: str | None) -> None:
-        """Tell the agent why a sandbox died, as `discard_dead` returns it."""
-        if cause is not None:
-            files = " on the same files" if await self._context.keeps_files(held) else ""
-            self._context.notices.add(
-                self._chat,
-                f"The sandbox had ended since the last call: {cause or 'it did not answer'}; "
-                f"this is a new one{files}.{describe_lost(held.runtime.background)}",
-            )
 
     def log_event(self, what: str, held: OpenSandbox) -> None:
         backend = self._context.backend.name

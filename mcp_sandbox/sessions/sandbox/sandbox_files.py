@@ -18,10 +18,10 @@ from mcp_sandbox.backends.base import Sandbox
 from mcp_sandbox.config import StorageConfig, WorkspaceConfig
 from mcp_sandbox.config.values import GIB
 from mcp_sandbox.errors import (
-    BackendUnavailable,
     SandboxError,
     SandboxGone,
     StorageUnavailable,
+    Unreachable,
     Unsaved,
 )
 from mcp_sandbox.models import ChatId
@@ -153,15 +153,14 @@ class SandboxFiles(Saving):
     async def connect(
         self, chat: ChatId, sandbox: Sandbox, directories: ChatDirectories
     ) -> Runtime | None:
-        context, has_newest = self._context, False
+        context, runtime, has_newest = self._context, None, False
         try:
             runtime = await connect(sandbox, directories, context.tasks, context.settings)
+            has_newest = await self._has_newest(chat, sandbox, runtime)
         except SandboxGone as exc:
             raise _leave_alone(chat, f"does not answer ({exc})") from exc
-        try:
-            has_newest = await self._has_newest(chat, sandbox, runtime)
         finally:
-            if not has_newest:
+            if runtime and not has_newest:
                 await runtime.aclose()
         if has_newest:
             self._workspaces.runtimes[chat] = runtime
@@ -182,6 +181,8 @@ class SandboxFiles(Saving):
                 chat, "The sandbox with your files is gone and there is no backup: they are lost."
             )
         await runtime.files.mark(f"{chat} {self._chats[chat].epoch}")
+        # What was only restored need not be saved again.
+        self._chats[chat].changed_s = None
 
     async def _has_newest(self, chat: ChatId, sandbox: Sandbox, runtime: Runtime) -> bool:
         """Return whether a sandbox has the chat's newest files; older ones are saved as such."""
@@ -267,8 +268,8 @@ class SandboxFiles(Saving):
         await super().remove(chat)
 
 
-def _leave_alone(chat: ChatId, why: str) -> BackendUnavailable:
-    return BackendUnavailable(
+def _leave_alone(chat: ChatId, why: str) -> Unreachable:
+    return Unreachable(
         f"the sandbox of chat {chat} {why}, and is kept for the files in it: call again, or end it "
         "by force (`mcp-sandbox stop --force`) to go on from the newest backup"
     )
