@@ -13,6 +13,7 @@ import pytest
 from anyio import to_thread
 from anyio.abc import ByteStream
 
+from mcp_sandbox.backends import local_socket
 from mcp_sandbox.backends.docker import client as docker_client
 from mcp_sandbox.backends.docker import exec_stream
 from mcp_sandbox.backends.e2b import client as e2b_client
@@ -80,7 +81,7 @@ async def _dial(host: str, port: int) -> ByteStream:
 
 
 async def _dial_engine() -> ByteStream:
-    return await anyio.connect_unix(ENGINE_SOCKET)
+    return await local_socket.dial(ENGINE_SOCKET)
 
 
 @asynccontextmanager

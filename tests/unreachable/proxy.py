@@ -1,11 +1,14 @@
 """A proxy before what makes sandboxes: it refuses, answers 503, hangs, and lets through again."""
 
+import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import anyio
-from anyio.abc import ByteStream, SocketAttribute, SocketStream, TaskGroup
+from anyio.abc import ByteStream, TaskGroup
+
+from mcp_sandbox.backends.local_socket import SocketStream
 
 FAULTS = ("refuses", "answers 503", "hangs")
 _ENDS = (
@@ -49,18 +52,25 @@ class Proxy:
             await self._tasks.start(self._listen)
 
     async def _listen(self, *, task_status: anyio.abc.TaskStatus[None]) -> None:
-        listener: anyio.abc.Listener[SocketStream]
-        if self._path:
-            listener = await anyio.create_unix_listener(self._path)
-        else:
-            listener = await anyio.create_tcp_listener(
-                local_host="127.0.0.1", local_port=self.port, reuse_port=True
-            )
-            self.port = listener.extra(SocketAttribute.local_port)
-        with anyio.CancelScope() as self._listening:
-            async with listener:
-                task_status.started()
-                await listener.serve(self._serve, self._tasks)
+        with anyio.CancelScope() as self._listening, self._bound() as listener:
+            task_status.started()
+            while True:
+                await anyio.wait_readable(listener)
+                with suppress(BlockingIOError):
+                    came, _ = listener.accept()
+                    came.setblocking(False)
+                    if not self._path:
+                        # Else an answer waits for what the client acknowledges late.
+                        came.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                    self._tasks.start_soon(self._serve, SocketStream(came))
+
+    def _bound(self) -> socket.socket:
+        kind = socket.AF_UNIX if self._path else socket.AF_INET
+        place = str(self._path) if self._path else ("127.0.0.1", self.port)
+        listener = socket.create_server(place, family=kind, backlog=128)
+        listener.setblocking(False)
+        self.port = 0 if self._path else listener.getsockname()[1]
+        return listener
 
     async def _serve(self, client: ByteStream) -> None:
         with anyio.CancelScope() as scope, suppress(*_ENDS):

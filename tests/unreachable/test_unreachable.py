@@ -1,5 +1,6 @@
 """What does not answer for a while is not gone: nothing of it is ended, replaced or restored."""
 
+import gc
 import random
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -38,6 +39,7 @@ async def place(
         sessions = found.config.sessions.model_copy(update={"lifetime": 1000 * DAY_S})
         found.config = found.config.model_copy(update={"sessions": sessions})
         yield found
+    gc.collect()
 
 
 async def ids(config: Config) -> list[str]:
@@ -105,12 +107,13 @@ async def test_what_is_out_of_sight_is_left_as_it_is(place: Place, fault: str) -
 
         events: dict[str, Callable[[], Awaitable[object]]] = {
             "call": lambda: session.exec("true"),
+            # Before the pause, after which the last server that has it open would end it.
+            "new server": call_of_a_new_server,
             "save": lambda: manager.backups.save(CHAT),
             "save that is due": lambda: manager.backups._save_due(CHAT),
             "pause": lambda: manager.pause(CHAT),
             "look": manager._reaper.look,
             "retention": manager.collect,
-            "new server": call_of_a_new_server,
             "call again": lambda: session.exec("true"),
         }
         try:

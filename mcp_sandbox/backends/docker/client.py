@@ -126,6 +126,7 @@ class EngineConnection:
                     break
             # The threads that wait for it keep their places, and take no further step later.
             if self._api:
+                self._api.close()
                 self._api.adapters.clear()
             self._api, self._limiter = None, CapacityLimiter(_CALLS_AT_ONCE)
             self._hangs_until = anyio.current_time() + _KNOWN_S
