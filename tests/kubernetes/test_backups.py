@@ -85,6 +85,31 @@ async def test_a_pod_that_was_evicted_is_followed_by_one_with_the_last_backup(
         assert len(fake.names("pods")) == 1
 
 
+async def test_a_deleted_sandbox_with_its_files_is_followed_by_its_backup(
+    kind: str, fake: Cluster, data_root: Path
+) -> None:
+    async with manager_on(data_root) as manager:
+        session = await manager.session(CHAT)
+        await session.exec("echo saved > file")
+        assert manager.saving
+        await manager.saving.save(CHAT)
+        (name,) = fake.names("pods")
+        plural = "sandboxes" if kind == "sandboxes" else "pods"
+        told = await lost(session, partial(fake.delete, plural, name))
+        assert "the next call says whether files are" in told
+        assert (await session.exec("cat file")).stdout == "saved\n"
+        assert any("Your files are as of" in each for each in await session.take_notices())
+
+
+async def test_files_in_the_pod_meet_a_quota_that_is_told_at_once(
+    kind: str, fake: Cluster, data_root: Path
+) -> None:
+    async with manager_on(data_root) as manager:
+        fake.store.quota = 0
+        with anyio.fail_after(12), pytest.raises(CapacityReached, match="exceeded quota: q"):
+            await (await manager.session(CHAT)).exec("true")
+
+
 async def test_one_that_another_server_left_is_found_with_its_files(
     kind: str, fake: Cluster, data_root: Path
 ) -> None:
@@ -179,6 +204,29 @@ async def test_what_a_pause_has_ended_is_told_as_such(
     assert "it was paused, which ends what runs in it" in about
     assert "sleep 1000" in about
     assert "killed" not in about
+
+
+async def test_after_an_eviction_the_agent_hears_once_as_of_when_its_files_are(
+    kind: str, fake: Cluster, data_root: Path
+) -> None:
+    config = in_cluster(data_root, storage="backups")
+    soon = config.storage.model_copy(update={"after": 0.2, "every": 0.2})
+    async with open_manager(config.model_copy(update={"storage": soon})) as manager:
+        session = await manager.session(CHAT)
+        await session.exec("echo saved > file")
+        saving = manager.saving
+        assert saving
+        await saving.save(CHAT)
+        (name,) = fake.names("pods")
+        await lost(session, partial(fake.do, fake.node.end_pod, name, "Evicted"))
+        saves = len(await saving.list(CHAT))
+        # While nobody calls, what is due is tried a few times.
+        with anyio.move_on_after(3):
+            while len(await saving.list(CHAT)) == saves:
+                await anyio.sleep(0.1)
+        assert (await session.exec("cat file")).stdout == "saved\n"
+        notices = await session.take_notices()
+        assert sum("Your files are as of" in each for each in notices) == 1
 
 
 @pytest.mark.timeout(90)

@@ -26,6 +26,8 @@ from tests.conftest import in_cluster
 from tests.kubernetes import schema
 from tests.kubernetes.cluster import Cluster
 
+_ROOT = Path(__file__).parents[2]
+
 
 def print_all(capsys: pytest.CaptureFixture[str], config: Path | None = None) -> list[Any]:
     manifests(chats=20, image="registry.example/server:1", config=config)
@@ -214,6 +216,24 @@ async def test_of_an_open_network_that_was_not_tried_nothing_is_claimed(
         async with open_backend("kubernetes", config) as other:
             (info,) = await other.running()
             assert "not tried" in (await other.attach(info.id)).facts.network
+
+
+def test_each_cell_of_what_happens_when_is_proved_by_a_test() -> None:
+    page = (_ROOT / "docs" / "sandboxes.md").read_text()
+    rows = re.findall(r"^\| (?!\|).*\|$", page.partition("### What happens when")[2], re.M)
+    assert len(rows) == 6
+    known = {
+        name
+        for file in (_ROOT / "tests").rglob("test_*.py")
+        for name in re.findall(r"def (test_\w+)", file.read_text())
+    }
+    for row in rows:
+        _, *cells, _ = row.split("|")[1:]
+        assert len(cells) == 3
+        for cell in cells:
+            named = re.findall(r"test_\w+", cell.partition("<!--")[2])
+            assert named, cell
+            assert not {*named} - known
 
 
 def test_nodes_get_the_filter_of_system_calls_that_containers_have(

@@ -107,12 +107,13 @@ async def test_what_is_out_of_sight_is_left_as_it_is(place: Place, fault: str) -
 
         events: dict[str, Callable[[], Awaitable[object]]] = {
             "call": lambda: session.exec("true"),
+            # Before the pause, after which the last server that has it open would end it.
+            "new server": call_of_a_new_server,
             "save": lambda: manager.backups.save(CHAT),
             "save that is due": lambda: manager.backups._save_due(CHAT),
             "pause": lambda: manager.pause(CHAT),
             "look": manager._reaper.look,
             "retention": manager.collect,
-            "new server": call_of_a_new_server,
             "call again": lambda: session.exec("true"),
         }
         try:

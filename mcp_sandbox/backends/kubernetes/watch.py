@@ -355,7 +355,7 @@ class Namespace:
         if self._failed:
             raise next(iter(self._failed.values())).with_traceback(None)
         if (pod := self.pods.get(name)) and pod.ready:
-            raise Unreachable(f"the pod of {name} runs and is not reached")
+            raise Unreachable(f"the pod of {name} runs, and does not answer")
         told = await self.ask(name, None if pod else trial)
         raise self.api.explain(told, image) or CapacityReached(
             f"the cluster started no pod within {self.config.start_timeout:g} s "
