@@ -15,6 +15,7 @@ from mcp_sandbox.sessions.manager import SessionManager
 from mcp_sandbox.sessions.session import Session
 from tests.conftest import in_cluster
 from tests.kubernetes.cluster import Cluster
+from tests.unreachable.places import save_due
 
 CHAT = ChatId("tester", "away")
 BACKGROUND = "nohup sleep 86372 >/dev/null 2>&1 & echo $! > pid"
@@ -52,11 +53,11 @@ async def test_no_call_at_all_and_a_node_away_for_less_than_a_minute_costs_nothi
     async with written(data_root, fake, storage) as (manager, session):
         before = fake.names("pods"), await manager.backups.list(CHAT)
         await anyio.to_thread.run_sync(lose, fake, 50.0)
-        await manager.backups._save_due(CHAT)
+        await save_due(manager, CHAT)
         await manager._reaper.look()
         assert (fake.names("pods"), await manager.backups.list(CHAT)) == before
         fake.do(fake.node.come_back)
-        await manager.backups._save_due(CHAT)
+        await save_due(manager, CHAT)
         assert await seen(session) == ["one", "two", "on"]
         assert await session.take_notices() == []
         assert fake.names("pods") == before[0]
@@ -103,7 +104,7 @@ async def test_a_person_who_deletes_a_pod_on_such_a_node_does_not_end_what_may_g
         backups = await manager.backups.list(CHAT)
         with pytest.raises(Unreachable, match="its node may be away"):
             await session.exec("true")
-        await manager.backups._save_due(CHAT)
+        await save_due(manager, CHAT)
         assert await manager.backups.list(CHAT) == backups
         assert fake.names("pods") == [name]
 
@@ -119,7 +120,7 @@ async def test_code_that_shuts_the_server_out_does_not_lose_its_files_by_that(
         for _ in range(2):
             with pytest.raises((SandboxGone, Unreachable)):
                 await session.exec("true")
-        await manager.backups._save_due(CHAT)
+        await save_due(manager, CHAT)
         assert fake.names("pods") == names
 
 

@@ -21,7 +21,9 @@ from mcp_sandbox.backends.kubernetes import backend as pods
 from mcp_sandbox.backends.kubernetes import client as api_client
 from mcp_sandbox.config import Config
 from mcp_sandbox.config.sections import DockerConfig
+from mcp_sandbox.models import ChatId
 from mcp_sandbox.runtime import channel
+from mcp_sandbox.sessions.manager import SessionManager
 from mcp_sandbox.sessions.sandbox import lifecycle
 from tests import rclone
 from tests.backends.containers import ENGINE_SOCKET
@@ -156,3 +158,9 @@ def place_of(
         fake.reset()
         return _cluster(name, root, fake, patch)
     return _docker(name, root)
+
+
+async def save_due(manager: SessionManager, chat: ChatId) -> None:
+    """Save the chat if it has changed, as is done regularly."""
+    async with manager.backups.before_end(chat):
+        pass

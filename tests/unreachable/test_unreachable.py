@@ -18,7 +18,7 @@ from mcp_sandbox.server.errors import text_for_model
 from mcp_sandbox.sessions.manager import SessionManager
 from mcp_sandbox.sessions.session import Session
 from tests.sessions.clocks import SetClock
-from tests.unreachable.places import EVERY, Place, place_of
+from tests.unreachable.places import EVERY, Place, place_of, save_due
 
 CHAT = ChatId("tester", "far")
 DAY_S = 24 * 3600.0
@@ -110,7 +110,7 @@ async def test_what_is_out_of_sight_is_left_as_it_is(place: Place, fault: str) -
             # Before the pause, after which the last server that has it open would end it.
             "new server": call_of_a_new_server,
             "save": lambda: manager.backups.save(CHAT),
-            "save that is due": lambda: manager.backups._save_due(CHAT),
+            "save that is due": lambda: save_due(manager, CHAT),
             "pause": lambda: manager.pause(CHAT),
             "look": manager._reaper.look,
             "retention": manager.collect,
@@ -156,7 +156,7 @@ async def _disturb(manager: SessionManager, until: anyio.Event) -> None:
     """Save, pause, look and list at random until told to end."""
     works: list[Callable[[], Awaitable[object]]] = [
         lambda: manager.backups.save(CHAT),
-        lambda: manager.backups._save_due(CHAT),
+        lambda: save_due(manager, CHAT),
         manager._reaper.look,
         manager.collect,
         lambda: manager.pause(CHAT),
