@@ -57,8 +57,8 @@ _DESTROY_S = 20.0
 _DYING_S = 1.0
 # Long: under heavy load the answer is slow, and a runner that does not answer is ended.
 _ANSWER_S = 15.0
-# On a new connection, of a runner that has been silent before.
-_ALIVE_S = 4.0
+# On a new connection, of a runner that has been silent: with `SILENT_S` and `ASKED_S` under 20 s.
+_ALIVE_S = 8.0
 _PAUSED = "it was paused, which ends what runs in it"
 # What runs in the background is noted at most so often.
 _NOTE_S = 0.05
