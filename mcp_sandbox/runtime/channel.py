@@ -275,7 +275,9 @@ class Channel:
     async def _break(self, reason: str) -> errors.SandboxGone:
         """End the channel and fail every call under way; return the error of the first break."""
         if not self.broken:
-            self.broken = errors.SandboxGone(f"{reason}; what was under way is lost")
+            self.broken = errors.SandboxGone(
+                f"{reason}; what was under way is lost. The next call gets a new sandbox"
+            )
             for call in self._calls.values():
                 call.error = self.broken
                 call.ended = True
@@ -358,6 +360,9 @@ class Channel:
             await self._break("the sandbox ended")
         except (protocol.ProtocolError, KeyError, TypeError, ValueError, OverflowError) as exc:
             await self._break(f"the sandbox sent something that is not its protocol ({exc})")
+        finally:
+            # If it is cancelled, too: nobody else reads what a call waits for.
+            await self._break("the connection was closed")
 
     def _take(self, header: JsonObject, payload: bytes) -> None:
         call = self._calls.get(header.get("id", 0))

@@ -487,7 +487,7 @@ async def test_an_engine_that_goes_away_is_told_and_asked_again(tmp_path: Path) 
                     each.cancel()
                 session = (await here.prepare("c2"))["id"]
                 answer = await here.ask("POST", f"sandbox/{session}/terminate")
-                assert (answer.status_code, answer.json()["title"]) == (503, "BackendUnavailable")
+                assert (answer.status_code, answer.json()["title"]) == (503, "Unreachable")
                 is_there = True
                 for chat in ("c2", "c1"):
                     ready = await here.made((await here.prepare(chat))["id"])

@@ -170,6 +170,7 @@ async def test_what_a_person_allows_holds_at_once_in_the_sandbox_that_runs(serve
 
 async def test_what_a_person_allows_reads_alone_if_they_say_so(served: Served) -> None:
     name = CHAT
+    await served.chat.bash("true")
     allowed = await served.people("egress allow", name, LATER, "--yes", "--read")
     assert allowed.code == 0, allowed
     code = f"curl -s -o /dev/null -w '%{{http_code}}\\n' https://{LATER}/"
@@ -180,6 +181,7 @@ async def test_what_a_person_allows_reads_alone_if_they_say_so(served: Served) -
 
 async def test_a_grant_opens_no_private_address(served: Served) -> None:
     host = "inner.example.net"
+    await served.chat.bash("true")
     allowed = await served.people("egress allow", CHAT, host, "--yes")
     assert allowed.code == 0, allowed
     with undisturbed(served.world):

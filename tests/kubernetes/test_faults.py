@@ -163,7 +163,7 @@ async def test_of_one_that_is_deleted_between_calls_no_files_are_promised_either
         await fake.until(fake.is_empty)
         assert (await session.exec("cat file")).stdout == "saved\n"
         notices = await session.take_notices()
-        assert any("this is a new one." in each for each in notices)
+        assert any("this is a new one" in each for each in notices)
         assert not any("same files" in each for each in notices)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import anyio
 import httpx
 from anyio.abc import ByteStream
+from connectrpc.errors import ConnectError
 from e2b import (
     AsyncSandbox,
     AuthenticationException,
@@ -230,7 +231,7 @@ def _translated(doing: str, within_s: float = 0.0) -> Generator[None]:
         ) from exc
     except AuthenticationException as exc:
         raise BackendUnavailable(f"E2B refuses the key ({exc}): correct e2b.api_key") from exc
-    except (SandboxException, ServiceBusyException, httpx.HTTPError, OSError) as exc:
+    except (SandboxException, ServiceBusyException, ConnectError, httpx.HTTPError, OSError) as exc:
         status = getattr(exc, "status_code", None)
         why = "has too many requests from us" if status == 429 else "could not"
         # Its proxy may also be late in knowing a sandbox, which holds files and must not go.

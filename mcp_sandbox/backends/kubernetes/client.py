@@ -267,7 +267,9 @@ class ApiServer:
                     await response.aread()
                     status, message = response.status_code, _message(response)
                     if status == 429 or status >= 500:
-                        raise Unreachable(f"it cannot be watched now: {status} {message}")
+                        raise Unreachable(
+                            f"the Kubernetes API server does not answer ({status} {message})"
+                        )
                     raise self._explain(status, message, "watch", path)
                 async for line in response.aiter_lines():
                     event = json.loads(line)

@@ -78,7 +78,7 @@ class ChatSandbox:
             paused=held is not None and held.paused,
             calls=self._calls,
             dead=held is not None and held.dead,
-            age_s=self._lifecycle.age_s(held) if held else 0.0,
+            age_s=self._context.age_s(held) if held else 0.0,
             background=held.runtime.background.total if held and not held.runtime.broken else 0,
             image=(held.sandbox.facts.image or "") if held else "",
             preview=next(reversed(held.previews.values()), "") if held else "",
@@ -228,7 +228,7 @@ class ChatSandbox:
                     self._forget(held, goes_on=await self._lifecycle.settle(held))
         elif as_it_is:
             return
-        elif not self._keeping and self._lifecycle.age_s(held) >= self.lifetime_s:
+        elif not self._keeping and self._context.age_s(held) >= self.lifetime_s:
             await self._expire(held)
         else:
             await self._renew(held)

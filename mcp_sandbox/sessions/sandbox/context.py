@@ -129,6 +129,9 @@ class SessionContext:
             self.leases.check(chat)
         return (self.leases and self.leases.epoch(chat)) or 0
 
+    def age_s(self, held: "OpenSandbox") -> float:
+        return self.use_times.clock().steady_s - held.started_s
+
     async def keeps_files(self, held: "OpenSandbox") -> bool:
         """Return whether the files of a sandbox that has ended are known to be there."""
         own, keeps = self.files.lost_with_sandbox, self.backend.keeps_paused_files

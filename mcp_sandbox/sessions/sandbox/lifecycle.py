@@ -451,7 +451,7 @@ class SandboxLifecycle:
         Return why it goes on, "" if it does not: except for "users" it is still connected then.
         """
         refusal: Refusal = ""
-        is_old = self.age_s(held) >= self._context.settings.sessions.lifetime
+        is_old = self._context.age_s(held) >= self._context.settings.sessions.lifetime
         ran, cause = held.runtime.background, AGED if is_old else "no call used it"
         if not self._context.backend.keeps_paused_files:
             await self.keep(held)
@@ -522,12 +522,12 @@ class SandboxLifecycle:
             )
         # This call tells it.
         await self._context.records.note_last_seen(self._chat, {})
-        why = f"the sandbox ended: {cause}; what was under way is lost" if cause else str(exc)
+        what = f"the sandbox ended: {cause}" if cause else str(exc).partition(";")[0]
         kept = "and the next call says whether files are"
         if await self._context.keeps_files(held):
             kept = "files are kept. The next call gets a new sandbox on them"
         ran = name_background(held.runtime.background)
-        return SandboxGone(f"{why.rstrip('.')}, {kept}.{describe_lost(ran)}")
+        return SandboxGone(f"{what}; what was under way is lost, {kept}.{describe_lost(ran)}")
 
     async def _find_end(self, sandbox: Sandbox, *, silent: bool = False) -> str | None:
         """Return why a sandbox died, "" if it only does not answer; None: it goes on."""
@@ -563,9 +563,6 @@ class SandboxLifecycle:
             logger.error("sandbox %s could not be removed in time", held.sandbox.id)
         else:
             self.log_event("sandbox removed", held)
-
-    def age_s(self, held: OpenSandbox) -> float:
-        return self._context.use_times.clock().steady_s - held.started_s
 
     def log_event(self, what: str, held: OpenSandbox) -> None:
         backend = self._context.backend.name

@@ -199,7 +199,7 @@ async def test_ls_and_gc_say_how_much_there_is_and_until_when(person: Person) ->
     assert shown[0].split()[:3] == ["chat", "state", "size"]
     assert "files only" in shown[1]
     assert "3 MiB" in shown[1]
-    assert "just now" in shown[1]
+    assert " now " in shown[1]
     said = await person.told("gc")
     assert said == "nothing to remove; 1 chat, 3 MiB; the next would go in 6 days\n"
 
