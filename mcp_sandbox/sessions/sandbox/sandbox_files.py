@@ -276,8 +276,9 @@ class SandboxFiles(Saving):
             ) from exc
 
     async def empty(self, sandbox: ChatSandbox) -> None:
-        self.note_call(sandbox.chat)
         async with sandbox.open_for_save() as held:
+            # Not before: what a new sandbox is filled with counts as saved.
+            self.note_call(sandbox.chat)
             await held.make_room()
             files = held.runtime.files
             while entries := (await files.list(limit=_AT_ONCE)).entries:

@@ -290,6 +290,16 @@ async def test_retention_removes_backups_but_no_sandbox_with_unsaved_files(
         assert (await (await manager.session(other)).exec("cat file")).stdout == "kept\n"
 
 
+async def test_what_is_discarded_while_no_sandbox_runs_does_not_come_back(
+    manager: SessionManager, session: Session
+) -> None:
+    await session.exec("echo discarded > file")
+    await manager.backups.save(CHAT)
+    await manager.stop(CHAT)
+    await session.reset(keep_files=False)
+    assert (await session.exec("ls")).stdout == ""
+
+
 @pytest.mark.parametrize("saves", [0, 1])
 async def test_the_retention_of_a_copied_root_removes_nothing_of_the_server_that_lives(
     config: Config, tmp_path: Path, saves: int
