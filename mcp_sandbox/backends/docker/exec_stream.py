@@ -172,8 +172,10 @@ class ExecStream(ByteStream):
             raise anyio.EndOfStream from exc
         status = head.split(b"\r\n", 1)[0].decode("ascii", "replace")
         (code,) = status.split(" ")[1:2] or [""]
+        if code in map(str, AWAY):
+            raise Unreachable(f"the engine did not answer for the sandbox ({status})")
         if code not in ("101", "200"):
-            raise (Unreachable if code in map(str, AWAY) else SandboxGone)(
+            raise SandboxGone(
                 f"the engine did not start a relay in the sandbox ({status}); "
                 "the next call starts a new sandbox on the same files"
             )
