@@ -33,7 +33,7 @@ from mcp_sandbox.config import Config
 from mcp_sandbox.config.environment import setting_variables, state_folder
 from mcp_sandbox.daemon.control_client import JsonObject, ask_daemon, shut_down
 from mcp_sandbox.errors import NoDaemon, OperatorError
-from mcp_sandbox.workspace.retention import DAY_S, in_words
+from mcp_sandbox.workspace.retention import in_words
 
 Chat = Annotated[
     str, typer.Argument(metavar="CHAT", help="A chat: its id, user/id, or how one of them begins.")
@@ -85,10 +85,9 @@ def _show_age(moment: str) -> str:
 
 
 def _show_short(moment: str) -> str:
-    """Return how long ago it was, in the largest unit: 17m."""
-    seconds = (datetime.now(UTC) - datetime.fromisoformat(moment)).total_seconds()
-    units = ((DAY_S, "d"), (3600, "h"), (60, "m"))
-    return next((f"{seconds / size:.0f}{unit}" for size, unit in units if seconds >= size), "now")
+    """Return how long ago it was, as `_show_age` does, in one word: 17m."""
+    count, unit, *_ = _show_age(moment).split()
+    return f"{count}{unit[0]}" if count != "just" else "now"
 
 
 def logs(

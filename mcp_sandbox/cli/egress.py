@@ -26,6 +26,7 @@ from mcp_sandbox.cli.options import (
     tell,
     utc,
 )
+from mcp_sandbox.config.values import DAY_S
 
 if TYPE_CHECKING:
     from mcp_sandbox.egress.secrets import Secrets, SecretState
@@ -34,7 +35,6 @@ egress_commands = typer.Typer(
     no_args_is_help=True, help="See and change which hosts a chat may reach."
 )
 Host = Annotated[str, typer.Argument(metavar="HOST[:PORT]", help="Without a port: 80 and 443.")]
-_DAY_S = 86_400.0
 secret_commands = typer.Typer(
     no_args_is_help=True, help="See the secrets that hosts get, and sandboxes do not."
 )
@@ -65,7 +65,7 @@ def allow(
     read: Annotated[bool, flag("Only requests that read.", "--read")] = False,
     for_s: Annotated[
         float, given("--for", "TIME", "For how long.", parser=lifetime, show_default="1d")
-    ] = _DAY_S,
+    ] = float(DAY_S),
     yes: Yes = False,
     socket: Socket = None,
 ) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from anyio import CancelScope
 
+from mcp_sandbox.config.values import DAY_S
 from mcp_sandbox.egress.ways_out import Way
 from mcp_sandbox.errors import (
     CallerError,
@@ -53,7 +54,6 @@ from mcp_sandbox.sessions.skills import ChatSkills
 
 Run = Callable[..., Awaitable[ExecResult]]
 _FIGURES_READ = 10
-_DAY_S = 24 * 3600
 # One line "name version" for each program found; all are asked at once, with a time limit each.
 _ASK = r"""
 ask() {
@@ -483,8 +483,8 @@ class Session:
             InvalidArgument: `expires_s` is over a day.
             Unsupported: this server has no object store.
         """
-        if not 0 < expires_s <= _DAY_S:
-            raise InvalidArgument(f"expires_s must be over 0 and at most {_DAY_S}, a day")
+        if not 0 < expires_s <= DAY_S:
+            raise InvalidArgument(f"expires_s must be over 0 and at most {DAY_S}, a day")
         if (saving := self._hold.saving) is None:
             raise Unsupported("files cannot be shared: no object store is configured (storage)")
         async with self._enter("share", path=path) as entered:

@@ -12,11 +12,11 @@ from typing import Generic, TypeVar
 
 from cronsim import CronSim
 
+from mcp_sandbox.config.values import DAY_S
 from mcp_sandbox.models import ChatId
 
 K = TypeVar("K", bound=Hashable)
 
-DAY_S = 24 * 3600.0
 # A clock that was wrong when the machine started is put right by then.
 WATCHED_S = 600.0
 _UNITS = (("days", DAY_S), ("hours", 3600.0), ("minutes", 60.0))

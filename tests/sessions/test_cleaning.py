@@ -11,6 +11,7 @@ import pytest
 
 from mcp_sandbox.audit import Audit
 from mcp_sandbox.config import AuditConfig, ProjectConfig, WorkspaceConfig
+from mcp_sandbox.config.values import DAY_S
 from mcp_sandbox.models import BackendName, ChatId, SandboxId, SandboxInfo
 from mcp_sandbox.sessions.chat_records import CONTROL, ChatRecord, ChatRecords, UseTimes
 from mcp_sandbox.sessions.cleaning import Cleaner, GcItem
@@ -18,7 +19,7 @@ from mcp_sandbox.sessions.sandbox.context import SessionContext
 from mcp_sandbox.sessions.settings import SessionSettings
 from mcp_sandbox.workspace.directory import Workspaces
 from mcp_sandbox.workspace.projects import ClientFolders, Projects
-from mcp_sandbox.workspace.retention import DAY_S, WATCHED_S
+from mcp_sandbox.workspace.retention import WATCHED_S
 from mcp_sandbox.workspace.users import SandboxUsers
 from tests.sessions.clocks import SetClock
 

@@ -9,12 +9,13 @@ import anyio
 import pytest
 
 from mcp_sandbox.config import SessionsConfig
+from mcp_sandbox.config.values import DAY_S
 from mcp_sandbox.errors import BackendUnavailable
 from mcp_sandbox.models import ChatId
 from mcp_sandbox.sessions.cleaning import Reaper, next_step
 from mcp_sandbox.sessions.sandbox.context import ChatUse
 from mcp_sandbox.sessions.settings import SessionSettings
-from mcp_sandbox.workspace.retention import DAY_S, WATCHED_S
+from mcp_sandbox.workspace.retention import WATCHED_S
 from tests.sessions.clocks import SetClock
 from tests.sessions.test_cleaning import Server, served
 

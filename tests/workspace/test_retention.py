@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mcp_sandbox.config.values import DAY_S
 from mcp_sandbox.models import ChatId
 from mcp_sandbox.workspace.retention import (
-    DAY_S,
     WATCHED_S,
     Age,
     Ages,
