@@ -29,6 +29,8 @@ def test_help_names_every_command(tmp_path: Path) -> None:
     assert done.returncode == 0
     for command in ("connect", "stdio", "config", "doctor", "demo", "images", "token"):
         assert command in done.stdout
+    heads = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("╭")]
+    assert heads == ["Options", "Chats", "The", "What", "Set"]
 
 
 def command_lines(group: typer.Typer) -> Iterator[list[str]]:
@@ -45,9 +47,44 @@ def command_lines(group: typer.Typer) -> Iterator[list[str]]:
 @pytest.mark.parametrize("words", [*command_lines(cli)], ids=" ".join)
 def test_every_command_explains_itself(words: list[str]) -> None:
     """Square brackets in a help text are markup, and may be wrong."""
-    result = CliRunner().invoke(cli, [*words, "--help"])
-    assert result.exit_code == 0, result.output
-    assert f"Usage: root {words[0]}" in result.output
+    for width in ("40", "80", "200"):
+        result = CliRunner().invoke(cli, [*words, "--help"], env={"COLUMNS": width})
+        assert result.exit_code == 0, result.output
+        assert f"Usage: root {words[0]}" in result.output
+        assert not {"{", "<bool>", "<str>", "list["} & {*result.output, *result.output.split()}
+    if "--socket" in result.output:
+        assert "--data" in result.output
+        assert "--config" in result.output
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("help", "Did you mean `mcp-sandbox --help`?"),
+        ("version", "Did you mean `mcp-sandbox --version`?"),
+        ("exec", "Did you mean `mcp-sandbox shell`?"),
+        ("logz", "Did you mean `mcp-sandbox logs`?"),
+        ("audit help", "Did you mean `mcp-sandbox audit --help`?"),
+        ("audit exec", "`mcp-sandbox audit --help` lists what there is."),
+        ("init claude-code", "Did you mean `mcp-sandbox init claude`?"),
+        ("init gemini", "what `mcp-sandbox init cursor --print` shows"),
+    ],
+)
+def test_an_unknown_word_is_answered_with_the_nearest(given: str, meant: str) -> None:
+    env = {"COLUMNS": "200"}
+    done = CliRunner().invoke(cli, given.split(), env=env, prog_name="mcp-sandbox")
+    assert done.exit_code == 2
+    assert f"There is no `mcp-sandbox {given}`" in done.output
+    assert meant in done.output
+
+
+def test_the_daemon_of_a_data_folder_is_found_by_naming_that(tmp_path: Path) -> None:
+    asked = [run("status", *more, home=tmp_path) for more in ((), ("--data", str(tmp_path / "d")))]
+    assert [done.returncode for done in asked] == [3, 3]
+    assert asked[0].stderr != asked[1].stderr
+    (tmp_path / "wrong.yaml").write_text("limits: 1")
+    wrong = run("ls", "--config", str(tmp_path / "wrong.yaml"), home=tmp_path)
+    assert "wrong.yaml line 1" in wrong.stderr
 
 
 def test_version_is_the_one_of_the_package(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from mcp_sandbox import __version__
 from mcp_sandbox.cli.options import (
     AsJson,
     ConfigFile,
+    Group,
     Socket,
     flag,
     given,
@@ -27,7 +28,7 @@ from mcp_sandbox.errors import NoDaemon
 from mcp_sandbox.relay.connect import reach_daemon
 from mcp_sandbox.relay.place import DaemonAddress, DaemonUnavailable
 
-group = typer.Typer(no_args_is_help=True, help="Let a coding agent work in a chat's computer.")
+group = Group("Let a coding agent work in a chat's computer.")
 Connector = Annotated[str, given("-c", "CONNECTOR[/MODEL]", "Its model service.")]
 _TIME_OVER, _SHOWN = 124, 200
 

@@ -7,6 +7,7 @@ import typer
 from mcp_sandbox.cli.control import answer
 from mcp_sandbox.cli.options import (
     AsJson,
+    Group,
     Socket,
     Yes,
     by_person,
@@ -17,7 +18,7 @@ from mcp_sandbox.cli.options import (
     utc,
 )
 
-group = typer.Typer(no_args_is_help=True, help="See and answer what agents need your consent for.")
+group = Group("See and answer what agents need your consent for.")
 Id = Annotated[str, typer.Argument(metavar="ID", help="Its four letters and digits.")]
 _STATES = {
     "open": "waits",

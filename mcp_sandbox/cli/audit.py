@@ -11,6 +11,7 @@ from mcp_sandbox.cli.options import (
     AsJson,
     ConfigFile,
     Data,
+    Group,
     console,
     given,
     load,
@@ -19,7 +20,7 @@ from mcp_sandbox.cli.options import (
     tell,
 )
 
-group = typer.Typer(no_args_is_help=True, help="See what ran, and prove that it was not changed.")
+group = Group("See what ran, and prove that it was not changed.")
 _SHOWN = 20
 # Of a value its beginning and its end: of a script that gets arguments these say the most.
 _HEAD, _TAIL = 80, 60

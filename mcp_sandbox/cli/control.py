@@ -15,6 +15,7 @@ import typer
 
 from mcp_sandbox.cli.options import (
     AsJson,
+    Group,
     Socket,
     Yes,
     agreed,
@@ -240,7 +241,7 @@ def rm(chat: Chat, yes: Yes = False, socket: Socket = None) -> None:
     print(f"{name}: removed; its files are in the trash for 24 hours")
 
 
-backup = typer.Typer(no_args_is_help=True, help="Save the files of chats, and bring them back.")
+backup = Group("Save the files of chats, and bring them back.")
 
 
 @backup.command()
@@ -290,7 +291,7 @@ def _show_backups(done: JsonObject, as_json: bool) -> None:
     tell(done["backups"], output, as_json=as_json)
 
 
-project = typer.Typer(callback=lambda: None, help="The folders that chats show at /project.")
+project = Group("The folders that chats show at /project.")
 
 
 @project.command()

@@ -12,6 +12,7 @@ from mcp_sandbox.cli.control import Chat, answer
 from mcp_sandbox.cli.options import (
     AsJson,
     ConfigFile,
+    Group,
     Socket,
     Yes,
     by_person,
@@ -31,13 +32,9 @@ from mcp_sandbox.config.values import DAY_S
 if TYPE_CHECKING:
     from mcp_sandbox.egress.secrets import Secrets, SecretState
 
-egress_commands = typer.Typer(
-    no_args_is_help=True, help="See and change which hosts a chat may reach."
-)
+egress_commands = Group("See and change which hosts a chat may reach.")
 Host = Annotated[str, typer.Argument(metavar="HOST[:PORT]", help="Without a port: 80 and 443.")]
-secret_commands = typer.Typer(
-    no_args_is_help=True, help="See the secrets that hosts get, and sandboxes do not."
-)
+secret_commands = Group("See the secrets that hosts get, and sandboxes do not.")
 
 
 @egress_commands.command(name="list")

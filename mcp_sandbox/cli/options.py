@@ -1,22 +1,32 @@
-"""What several commands share: options, the configuration behind them, where results are shown."""
+"""What several commands share: groups, options, the configuration behind them, how results look."""
 
+import difflib
+import inspect
 import json
 import os
 import pwd
+import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
+from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import typer
 from rich.console import Console, RenderableType
 from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
+from typer.core import TyperArgument, TyperCommand, TyperGroup
 
-from mcp_sandbox.config import LoadedConfig, load_config
-from mcp_sandbox.config.environment import default_config_file, default_socket, setting_variables
+from mcp_sandbox.config import Config, LoadedConfig, load_config
+from mcp_sandbox.config.environment import (
+    default_config_file,
+    default_socket,
+    having_variables,
+    setting_variables,
+)
 from mcp_sandbox.config.values import DAY_S, is_bare, parse_duration
 from mcp_sandbox.daemon.control_client import ask_daemon
 from mcp_sandbox.errors import InvalidArgument, OperatorError
@@ -39,12 +49,75 @@ def flag(about: str, *names: str) -> Any:  # noqa: ANN401 - as Option
 
 ConfigFile = Annotated[Path | None, given("--config", "FILE", "Configuration file (YAML).")]
 Data = Annotated[Path | None, given("--data", "DIR", "Where workspaces are kept.")]
-BackendOption = Annotated[
-    str | None, given("--backend", "NAME", "auto, docker, bubblewrap, kubernetes or unsafe-local.")
-]
+_BACKENDS = ", ".join(get_args(Config.model_fields["backend"].annotation))
+BackendOption = Annotated[str | None, given("--backend", "NAME", f"One of {_BACKENDS}.")]
 Socket = Annotated[Path | None, given("--socket", "PATH", "Where the daemon listens.")]
 AsJson = Annotated[bool, flag("Print JSON.", "--json")]
 Yes = Annotated[bool, flag("Do not ask.", "--yes", "-y")]
+# Words that people know from other programs, and what is written here.
+_MEANT = {"help": "--help", "version": "--version", "exec": "shell", "run": "shell", "ps": "ls"}
+_MEANT |= {"delete": "rm", "remove": "rm", "kill": "stop", "start": "serve", "ssh": "shell"}
+
+
+class _Command(TyperCommand):
+    def get_params(self, ctx: Any) -> Any:  # noqa: ANN401 - here and below typer's copy of click
+        return _without_types(super().get_params(ctx))
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:  # noqa: ANN401
+        return [re.sub("[{}]", "", piece) for piece in super().collect_usage_pieces(ctx)]
+
+
+class _Commands(TyperGroup):
+    def get_params(self, ctx: Any) -> Any:  # noqa: ANN401
+        return _without_types(super().get_params(ctx))
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # noqa: ANN401
+        name, path, known = args[0], ctx.command_path, {*self.commands, "--help", "--version"}
+        near = [_MEANT.get(name, ""), *difflib.get_close_matches(name, self.commands, 1)]
+        if name in self.commands or name.startswith("-"):
+            return super().resolve_command(ctx, args)
+        fit = next((f"Did you mean `{path} {each}`?" for each in near if each in known), "")
+        more = self.epilog or f"`{path} --help` lists what there is."
+        return ctx.fail(f"There is no `{path} {name}`. {fit or more}")
+
+
+def _without_types(params: Any) -> Any:  # noqa: ANN401
+    """Have help show no type of Python where there is no value, or its name says enough."""
+    for each in params:
+        if isinstance(each, TyperArgument) or each.is_flag:
+            vars(each)["display_type_rich"] = lambda ctx: ""  # noqa: ARG005
+    return params
+
+
+class Group(typer.Typer):
+    """Commands of one kind; those that ask the daemon are also told by --data where it is."""
+
+    def __init__(self, about: str, **more: Any) -> None:  # noqa: ANN401 - as there
+        names = {"help_option_names": ["-h", "--help"]}
+        given = {"no_args_is_help": True, "context_settings": names, "cls": _Commands, **more}
+        super().__init__(help=about, **given)
+
+    def command(self, name: str | None = None, **more: Any) -> Callable[[Any], Any]:  # noqa: ANN401
+        add = super().command(name, cls=_Command, **more)
+        return lambda function: add(_led(function))
+
+
+def _led(function: Callable[..., None]) -> Callable[..., None]:
+    """Return the command with --data and --config, if it is one that asks the daemon."""
+    own = inspect.signature(function)
+    if "socket" not in own.parameters or "data" in own.parameters:
+        return function
+
+    @wraps(function, assigned=("__name__", "__doc__"))
+    def command(*, data: Data = None, config: ConfigFile = None, **given: object) -> None:
+        named = {"MCP_SANDBOX_DATA_DIR": data, "MCP_SANDBOX_CONFIG": config}
+        with having_variables({name: str(at.absolute()) for name, at in named.items() if at}):
+            function(**given)
+
+    data, config, _ = inspect.signature(command, follow_wrapped=False).parameters.values()
+    both = [*own.parameters.values(), data, config]
+    vars(command)["__signature__"] = own.replace(parameters=both)
+    return command
 
 
 def load(

@@ -8,12 +8,22 @@ from typing import Annotated, Literal, get_args
 
 import typer
 
-from mcp_sandbox.cli.options import AsJson, ConfigFile, console, given, load, printable, table, tell
+from mcp_sandbox.cli.options import (
+    AsJson,
+    ConfigFile,
+    Group,
+    console,
+    given,
+    load,
+    printable,
+    table,
+    tell,
+)
 from mcp_sandbox.models import Network
 from mcp_sandbox.policy import Assessment, Profile, assess, check_examples, decide, load_rules
 from mcp_sandbox.policy.rules import read_rules
 
-group = typer.Typer(no_args_is_help=True, help="See how code is graded before it runs.")
+group = Group("See how code is graded before it runs.")
 Language = Literal["bash", "shell", "python", "javascript", "browser"]
 _PROFILES: tuple[Profile, ...] = ("isolated", "strict")
 _VERDICTS = {"allow": "run", "deny": "refuse", "ask": "ask"}

@@ -152,7 +152,7 @@ def connect(
     raise typer.Exit(run(DaemonAddress(named, __version__, may_start=not no_start)))
 
 
-def show_config(
+def config(
     as_json: AsJson = False,
     data: Data = None,
     backend: BackendOption = None,

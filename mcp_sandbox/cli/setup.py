@@ -17,6 +17,7 @@ from mcp_sandbox.cli.options import (
     AsJson,
     ConfigFile,
     Data,
+    Group,
     Yes,
     agreed,
     flag,
@@ -37,15 +38,13 @@ from mcp_sandbox.models import TokenScope
 if TYPE_CHECKING:
     from mcp_sandbox.web.tokens import TokenFile
 
-init = typer.Typer(
-    help="Connect an agent: write the file in which it looks for servers.", no_args_is_help=True
+init = Group(
+    "Connect an agent: write the file in which it looks for servers.",
+    epilog="Any other client: add what `mcp-sandbox init cursor --print` shows to its settings.",
 )
-images = typer.Typer(help="Build, list and check sandbox images.", no_args_is_help=True)
-tokens = typer.Typer(help="Make, list and revoke the tokens of HTTP users.", no_args_is_help=True)
-
-cluster = typer.Typer(
-    help="Print what a Kubernetes cluster gets once.", no_args_is_help=True, name="kubernetes"
-)
+images = Group("Build, list and check sandbox images.")
+tokens = Group("Make, list and revoke the tokens of HTTP users.")
+cluster = Group("Print what a Kubernetes cluster gets once.")
 
 _FORBID = (
     "What needs your consent is asked of you. That it answers itself is forbidden by this line in "

@@ -24,12 +24,16 @@ from mcp_sandbox.errors import NoDaemon, OperatorError
 from mcp_sandbox.runner.wire import terminal_frames
 
 _PIECE = 64 * 1024
+# What follows the chat is the command's own, also what looks like an option.
+SETTINGS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 
 
 def shell(
     chat: Chat,
-    command: Annotated[list[str] | None, typer.Argument(metavar="[-- COMMAND ...]")] = None,
-    path: Socket = None,
+    command: Annotated[
+        list[str] | None, typer.Argument(metavar="COMMAND", help="A program, or a line of bash.")
+    ] = None,
+    socket: Socket = None,
 ) -> None:
     """Open a shell in the sandbox of a chat, or run a command; its exit code is theirs."""
     while os.open(os.devnull, os.O_RDWR) <= 2:
@@ -37,8 +41,9 @@ def shell(
     tty = os.isatty(0) and os.isatty(1)
     columns, rows = shutil.get_terminal_size()
     arguments = {"chat": chat, "rows": rows, "columns": columns, "term": variable("TERM")}
-    arguments |= {"tty": tty, "command": command or []}
-    with open_control_call(socket_path(path), "shell", arguments) as talk:
+    given = (command or [])[(command or [])[:1] == ["--"] :]
+    arguments |= {"tty": tty, "command": ["bash", "-c", *given] if len(given) == 1 else given}
+    with open_control_call(socket_path(socket), "shell", arguments) as talk:
         talk.receive()
         with _signals() as woken, _raw_terminal() if tty else nullcontext():
             code = _Joined(talk.connection, woken).run(bytes(talk.rest))

@@ -4,15 +4,10 @@
 Exit codes: 0 fine, 1 problems were found or nothing was done, 2 wrong usage.
 """
 
-import typer
-
+from mcp_sandbox.cli.options import Group
 from mcp_sandbox.cli.skills import check, install
 
-group = typer.Typer(
-    help="See, check, install and mend skills: folders with a SKILL.md. Exit codes: 0 fine, "
-    "1 problems were found or nothing was done, 2 wrong usage.",
-    no_args_is_help=True,
-)
+group = Group("See, check, install and mend skills: folders with a SKILL.md.")
 group.command(name="list")(check.list_skills)
 group.command()(check.show)
 group.command()(check.validate)
