@@ -31,7 +31,7 @@ from mcp_sandbox.cli import (
     shell,
     skills,
 )
-from mcp_sandbox.cli.options import Group, printable
+from mcp_sandbox.cli.options import LEADS, Group, printable
 from mcp_sandbox.errors import NoDaemon, SandboxError
 
 logger = logging.getLogger("mcp_sandbox")
@@ -40,15 +40,16 @@ cli = Group(
     "Give each chat of a coding agent its own Linux computer that remembers its files.",
     pretty_exceptions_enable=False,
 )
-for _panel, *_commands in (
-    ("Chats", control.ls, shell.shell, cp.cp, control.stop, control.pause, control.resume),
-    ("Chats", control.rm, control.gc),
-    ("The server", control.status, control.logs, control.shutdown, serve.serve, serve.connect),
-    ("The server", serve.stdio, serve.config, serve.doctor, serve.demo),
+for _panel, _leads, *_commands in (
+    ("Chats", LEADS, control.ls, shell.shell, cp.cp, control.stop, control.pause, control.resume),
+    ("Chats", LEADS, control.rm, control.gc),
+    ("The server", LEADS, control.status, control.logs, control.shutdown),
+    ("The server", ("data", "config"), serve.serve, serve.connect, serve.stdio),
+    ("The server", (), serve.config, serve.doctor, serve.demo),
 ):
     for _command in _commands:
         _settings = shell.SETTINGS if _command is shell.shell else None
-        cli.command(rich_help_panel=_panel, context_settings=_settings)(_command)
+        cli.command(leads=_leads, rich_help_panel=_panel, context_settings=_settings)(_command)
 for _panel, _groups in (
     ("Chats", {"agent": agent.group, "backup": control.backup, "project": control.project}),
     ("What they may do", {"approvals": approvals.group, "egress": egress.egress_commands}),

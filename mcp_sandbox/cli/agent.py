@@ -11,10 +11,9 @@ import typer
 
 from mcp_sandbox import __version__
 from mcp_sandbox.cli.options import (
+    LEADS,
     AsJson,
-    ConfigFile,
     Group,
-    Socket,
     flag,
     given,
     load,
@@ -28,7 +27,7 @@ from mcp_sandbox.errors import NoDaemon
 from mcp_sandbox.relay.connect import reach_daemon
 from mcp_sandbox.relay.place import DaemonAddress, DaemonUnavailable
 
-group = Group("Let a coding agent work in a chat's computer.")
+group = Group("Let a coding agent work in a chat's computer.", *LEADS)
 Connector = Annotated[str, given("-c", "CONNECTOR[/MODEL]", "Its model service.")]
 _TIME_OVER, _SHOWN = 124, 200
 
@@ -44,7 +43,6 @@ def run(
         float | None, given("--timeout", "TIME", "The run is ended after this.", parser=span)
     ] = None,
     as_json: AsJson = False,
-    socket: Socket = None,
 ) -> None:
     """Let an agent do what the prompt says. Exit code 0 done, 1 failed, 124 its time was over."""
     text, code = sys.stdin.read() if prompt == "-" else prompt, 1
@@ -57,16 +55,16 @@ def run(
         print(json.dumps(event), flush=True) if as_json else _show(event)
 
     how = {"assistant": assistant, "connector": connector, "chat": chat, "resume": resume}
-    _talk(socket, show, text, {**how, "timeout_s": timeout_s})
+    _talk(show, text, {**how, "timeout_s": timeout_s})
     raise typer.Exit(code)
 
 
 @group.command(name="list")
-def list_(as_json: AsJson = False, config: ConfigFile = None) -> None:
+def list_(as_json: AsJson = False) -> None:
     """List the assistants."""
     from mcp_sandbox.agents.assistants import list_assistants
 
-    found = list_assistants(load(config).config.agents.folders, "local")
+    found = list_assistants(load().config.agents.folders, "local")
     tell(found, "\n".join(found) or "no assistants: set agents.folders", as_json=as_json)
 
 
@@ -89,11 +87,9 @@ async def _check(assistant: str, connector: str) -> Mapping[str, str]:
         return await agent.check()
 
 
-def _talk(
-    path: Path | None, show: Callable[[JsonObject], None], prompt: str, how: JsonObject
-) -> None:
+def _talk(show: Callable[[JsonObject], None], prompt: str, how: JsonObject) -> None:
     """Have the daemon, which is started if need be, do it, and show what it tells."""
-    place = DaemonAddress({"socket": str(socket_path(path))}, __version__)
+    place = DaemonAddress({"socket": str(socket_path())}, __version__)
     data = prompt.encode(errors="replace")
     try:
         reach_daemon(place).close()

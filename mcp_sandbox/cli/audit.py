@@ -9,8 +9,6 @@ import typer
 
 from mcp_sandbox.cli.options import (
     AsJson,
-    ConfigFile,
-    Data,
     Group,
     console,
     given,
@@ -20,7 +18,7 @@ from mcp_sandbox.cli.options import (
     tell,
 )
 
-group = Group("See what ran, and prove that it was not changed.")
+group = Group("See what ran, and prove that it was not changed.", "data", "config")
 _SHOWN = 20
 # Of a value its beginning and its end: of a script that gets arguments these say the most.
 _HEAD, _TAIL = 80, 60
@@ -36,13 +34,11 @@ def show(
         int, typer.Option("--lines", "-n", metavar="N", min=1, help="How many of the last lines.")
     ] = 50,
     as_json: AsJson = False,
-    data: Data = None,
-    config: ConfigFile = None,
 ) -> None:
     """Show what was recorded, long values cut; with --json all of it, as it was written."""
     from mcp_sandbox.audit import log
 
-    found = log.events(_folder(data, config), chat)
+    found = log.events(_folder(), chat)
     if as_json:
         for line, _ in found:
             print(line)
@@ -69,8 +65,6 @@ def verify(
         str | None, given("--head", "N:HASH", "A head that you have kept: it must be there.")
     ] = None,
     as_json: AsJson = False,
-    data: Data = None,
-    config: ConfigFile = None,
 ) -> None:
     """Say whether lines were changed, removed, added or moved; exit code 1 if so."""
     from mcp_sandbox.audit import log
@@ -80,7 +74,7 @@ def verify(
         wanted = ChainHead.of(kept) if kept else None
     except ValueError as exc:
         raise typer.BadParameter(str(exc)) from exc
-    check = log.verify(_folder(data, config), wanted)
+    check = log.verify(_folder(), wanted)
     remarks = [*check.problems[:_SHOWN], *check.notes[:_SHOWN]]
     if len(check.problems) > _SHOWN:
         remarks.append(f"and {len(check.problems) - _SHOWN} more")
@@ -96,13 +90,13 @@ def verify(
 
 
 @group.command()
-def head(as_json: AsJson = False, data: Data = None, config: ConfigFile = None) -> None:
+def head(as_json: AsJson = False) -> None:
     """Print number and hash of the last line: kept elsewhere, they prove all lines before."""
     from mcp_sandbox.audit import log
 
-    found = log.verify(_folder(data, config)).head
+    found = log.verify(_folder()).head
     tell({"n": found.n, "hash": found.hash}, str(found), as_json=as_json)
 
 
-def _folder(data: Path | None, config: Path | None) -> Path:
-    return load(config, data).config.data_dir / "sandbox" / "audit"
+def _folder() -> Path:
+    return load().config.data_dir / "sandbox" / "audit"

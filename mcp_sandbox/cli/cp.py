@@ -22,7 +22,7 @@ from typing import Annotated, Any, Self
 import typer
 from rich.console import Console
 
-from mcp_sandbox.cli.options import Socket, flag, socket_path
+from mcp_sandbox.cli.options import flag, socket_path
 from mcp_sandbox.daemon.control_client import ControlCall, open_control_call
 from mcp_sandbox.errors import NoDaemon, OperatorError
 from mcp_sandbox.runner.wire.terminal_frames import (
@@ -47,7 +47,6 @@ def cp(
         list[str], typer.Argument(metavar="SOURCE... TARGET", help="One side is CHAT:PATH.")
     ],
     force: Annotated[bool, flag("Replace files that are there.", "--force", "-f")] = False,
-    socket: Socket = None,
 ) -> None:
     """Copy files and folders into the sandbox of a chat, or out of it."""
     *sources, target = paths
@@ -65,7 +64,7 @@ def cp(
     try:
         for source in sources:
             chat, path = (target if into else source).split(":", 1)
-            begun = partial(_begun, socket_path(socket), chat=chat, path=path)
+            begun = partial(_begun, socket_path(), chat=chat, path=path)
             if into:
                 _copy_in(begun, Path(source), force=force)
             elif left_out := _copy_out(begun, path, target, force=force):

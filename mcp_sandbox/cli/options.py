@@ -54,6 +54,13 @@ BackendOption = Annotated[str | None, given("--backend", "NAME", f"One of {_BACK
 Socket = Annotated[Path | None, given("--socket", "PATH", "Where the daemon listens.")]
 AsJson = Annotated[bool, flag("Print JSON.", "--json")]
 Yes = Annotated[bool, flag("Do not ask.", "--yes", "-y")]
+# The options by which every command is told which server is meant, as variables tell it.
+LEADS = {
+    "socket": ("MCP_SANDBOX_SOCKET", Socket),
+    "data": ("MCP_SANDBOX_DATA_DIR", Data),
+    "config": ("MCP_SANDBOX_CONFIG", ConfigFile),
+}
+_KIND = inspect.Parameter.KEYWORD_ONLY
 # Words that people know from other programs, and what is written here.
 _MEANT = {"help": "--help", "version": "--version", "exec": "shell", "run": "shell", "ps": "ls"}
 _MEANT |= {"delete": "rm", "remove": "rm", "kill": "stop", "start": "serve", "ssh": "shell"}
@@ -90,38 +97,40 @@ def _without_types(params: Any) -> Any:  # noqa: ANN401
 
 
 class Group(typer.Typer):
-    """Commands of one kind; those that ask the daemon are also told by --data where it is."""
+    """Commands of one kind. All of them are told in the same way which server is meant."""
 
-    def __init__(self, about: str, **more: Any) -> None:  # noqa: ANN401 - as there
+    def __init__(self, about: str, *leads: str, **more: Any) -> None:  # noqa: ANN401 - as there
         names = {"help_option_names": ["-h", "--help"]}
         given = {"no_args_is_help": True, "context_settings": names, "cls": _Commands, **more}
         super().__init__(help=about, **given)
+        self._leads = leads
 
     def command(self, name: str | None = None, **more: Any) -> Callable[[Any], Any]:  # noqa: ANN401
+        leads = more.pop("leads", self._leads)
         add = super().command(name, cls=_Command, **more)
-        return lambda function: add(_led(function))
+        return lambda function: add(_led(function, leads))
 
 
-def _led(function: Callable[..., None]) -> Callable[..., None]:
-    """Return the command with --data and --config, if it is one that asks the daemon."""
+def _led(function: Callable[..., None], leads: Iterable[str]) -> Callable[..., None]:
+    """Return a command with more options, whose values it and what it starts read as variables."""
     own = inspect.signature(function)
-    if "socket" not in own.parameters or "data" in own.parameters:
-        return function
+    more = {name: LEADS[name] for name in leads if name not in own.parameters}
 
     @wraps(function, assigned=("__name__", "__doc__"))
-    def command(*, data: Data = None, config: ConfigFile = None, **given: object) -> None:
-        named = {"MCP_SANDBOX_DATA_DIR": data, "MCP_SANDBOX_CONFIG": config}
-        with having_variables({name: str(at.absolute()) for name, at in named.items() if at}):
+    def command(**given: Any) -> None:  # noqa: ANN401
+        paths = {variable: given.pop(name) for name, (variable, _) in more.items()}
+        with having_variables({k: str(path.absolute()) for k, path in paths.items() if path}):
             function(**given)
 
-    data, config, _ = inspect.signature(command, follow_wrapped=False).parameters.values()
-    both = [*own.parameters.values(), data, config]
-    vars(command)["__signature__"] = own.replace(parameters=both)
+    options = [
+        inspect.Parameter(k, _KIND, default=None, annotation=kind) for k, (_, kind) in more.items()
+    ]
+    vars(command)["__signature__"] = own.replace(parameters=[*own.parameters.values(), *options])
     return command
 
 
 def load(
-    config: Path | None,
+    config: Path | None = None,
     data: Path | None = None,
     backend: str | None = None,
     more: Mapping[str, object] | None = None,
@@ -138,7 +147,7 @@ def chat_id(user: str, chat: str = "any") -> ChatId:
         raise typer.BadParameter(str(exc)) from exc
 
 
-def socket_path(given: Path | None, data: Path | None = None) -> Path:
+def socket_path(given: Path | None = None, data: Path | None = None) -> Path:
     """Return where the daemon listens, as `connect` also finds it."""
     return (given or default_socket(data)).absolute()
 
