@@ -3,13 +3,11 @@
 import json
 import sys
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Annotated, Any
 
 import anyio
 import typer
 
-from mcp_sandbox import __version__
 from mcp_sandbox.cli.options import (
     LEADS,
     AsJson,
@@ -18,14 +16,12 @@ from mcp_sandbox.cli.options import (
     given,
     load,
     printable,
-    socket_path,
     span,
+    started,
     tell,
 )
 from mcp_sandbox.daemon.control_client import JsonObject, ask_daemon
 from mcp_sandbox.errors import NoDaemon
-from mcp_sandbox.relay.connect import reach_daemon
-from mcp_sandbox.relay.place import DaemonAddress, DaemonUnavailable
 
 group = Group("Let a coding agent work in a chat's computer.", *LEADS)
 Connector = Annotated[str, given("-c", "CONNECTOR[/MODEL]", "Its model service.")]
@@ -88,21 +84,17 @@ async def _check(assistant: str, connector: str) -> Mapping[str, str]:
 
 
 def _talk(show: Callable[[JsonObject], None], prompt: str, how: JsonObject) -> None:
-    """Have the daemon, which is started if need be, do it, and show what it tells."""
-    place = DaemonAddress({"socket": str(socket_path())}, __version__)
+    """Have the daemon do it, and show what it tells."""
     data = prompt.encode(errors="replace")
-    try:
-        reach_daemon(place).close()
-        how = {**how, "size": len(data)}
-        ask_daemon(Path(place.socket), "agent", on_event=show, data=data, **how)
-    except DaemonUnavailable as exc:
-        raise NoDaemon(str(exc)) from exc
-    except NoDaemon as exc:
-        raise NoDaemon(
-            "the daemon ended, and the run with it; `--resume` goes on with its conversation"
-        ) from exc
-    except KeyboardInterrupt:
-        raise typer.Exit(1) from None
+    with started() as path:
+        try:
+            ask_daemon(path, "agent", on_event=show, data=data, **how, size=len(data))
+        except NoDaemon as exc:
+            raise NoDaemon(
+                "the daemon ended, and the run with it; `--resume` goes on with its conversation"
+            ) from exc
+        except KeyboardInterrupt:
+            raise typer.Exit(1) from None
 
 
 def _show(event: Mapping[str, Any]) -> None:

@@ -7,7 +7,8 @@ import os
 import pwd
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from functools import wraps
 from pathlib import Path
@@ -20,6 +21,7 @@ from rich.table import Table
 from rich.text import Text
 from typer.core import TyperArgument, TyperCommand, TyperGroup
 
+from mcp_sandbox import __version__
 from mcp_sandbox.config import Config, LoadedConfig, load_config
 from mcp_sandbox.config.environment import (
     default_config_file,
@@ -28,13 +30,16 @@ from mcp_sandbox.config.environment import (
     setting_variables,
 )
 from mcp_sandbox.config.values import DAY_S, is_bare, parse_duration
-from mcp_sandbox.daemon.control_client import ask_daemon
-from mcp_sandbox.errors import InvalidArgument, OperatorError
+from mcp_sandbox.daemon.control_client import ask_daemon, shut_down
+from mcp_sandbox.errors import InvalidArgument, NoDaemon, OperatorError
 from mcp_sandbox.models import ChatId
+from mcp_sandbox.relay.connect import reach_daemon
+from mcp_sandbox.relay.place import DaemonAddress, DaemonUnavailable, NotRunning, dial
 
 _DIFF = {"+": "green", "-": "red", "@": "cyan"}
 _WIDEST = 10_000
 _LINE_SHOWN = 300
+_ENDING_S = 30.0
 
 
 def given(name: str, metavar: str, about: str, **more: Any) -> Any:  # noqa: ANN401 - as Option
@@ -150,6 +155,28 @@ def chat_id(user: str, chat: str = "any") -> ChatId:
 def socket_path(given: Path | None = None, data: Path | None = None) -> Path:
     """Return where the daemon listens, as `connect` also finds it."""
     return (given or default_socket(data)).absolute()
+
+
+@contextmanager
+def started() -> Generator[Path]:
+    """Yield where the daemon listens; one that is started for a block that fails ends again."""
+    path, new = socket_path(), False
+    place = DaemonAddress({"socket": str(path)}, __version__)
+    try:
+        try:
+            dial(place).close()
+        except NotRunning:
+            reach_daemon(place).close()
+            new = True
+    except DaemonUnavailable as exc:
+        raise NoDaemon(str(exc)) from exc
+    try:
+        yield path
+    except OperatorError:
+        with suppress(OperatorError):
+            if new and ask_daemon(path, "status")["clients"] == 1:
+                shut_down(path, timeout_s=_ENDING_S)
+        raise
 
 
 def tell_differences(data: Path | None, config: Path | None) -> None:

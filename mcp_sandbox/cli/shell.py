@@ -17,7 +17,7 @@ from typing import Annotated
 import typer
 
 from mcp_sandbox.cli.control import Chat
-from mcp_sandbox.cli.options import socket_path
+from mcp_sandbox.cli.options import started
 from mcp_sandbox.config.environment import variable
 from mcp_sandbox.daemon.control_client import open_control_call
 from mcp_sandbox.errors import NoDaemon, OperatorError
@@ -42,7 +42,7 @@ def shell(
     arguments = {"chat": chat, "rows": rows, "columns": columns, "term": variable("TERM")}
     given = (command or [])[(command or [])[:1] == ["--"] :]
     arguments |= {"tty": tty, "command": ["bash", "-c", *given] if len(given) == 1 else given}
-    with open_control_call(socket_path(), "shell", arguments) as talk:
+    with started() as path, open_control_call(path, "shell", arguments) as talk:
         talk.receive()
         with _signals() as woken, _raw_terminal() if tty else nullcontext():
             code = _Joined(talk.connection, woken).run(bytes(talk.rest))
