@@ -39,13 +39,14 @@ logger = logging.getLogger("mcp_sandbox")
 cli = Group(
     "Give each chat of a coding agent its own Linux computer that remembers its files.",
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 for _panel, _leads, *_commands in (
     ("Chats", LEADS, control.ls, shell.shell, cp.cp, control.stop, control.pause, control.resume),
     ("Chats", LEADS, control.rm, control.gc),
-    ("The server", LEADS, control.status, control.logs, control.shutdown),
-    ("The server", ("data", "config"), serve.serve, serve.connect, serve.stdio),
-    ("The server", (), serve.config, serve.doctor, serve.demo),
+    ("The server", LEADS, control.status, control.logs, control.shutdown, serve.serve),
+    ("The server", ("data", "config"), serve.connect, serve.stdio, serve.config, serve.doctor),
+    ("The server", ("data", "config"), serve.demo),
 ):
     for _command in _commands:
         _settings = shell.SETTINGS if _command is shell.shell else None

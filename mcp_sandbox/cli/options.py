@@ -9,6 +9,7 @@ import re
 import sys
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from datetime import UTC, datetime
 from functools import wraps
 from pathlib import Path
@@ -66,6 +67,7 @@ LEADS = {
     "config": ("MCP_SANDBOX_CONFIG", ConfigFile),
 }
 _KIND = inspect.Parameter.KEYWORD_ONLY
+told: ContextVar[Mapping[str, Path]] = ContextVar("told")
 # Words that people know from other programs, and what is written here.
 _MEANT = {"help": "--help", "version": "--version", "exec": "shell", "run": "shell", "ps": "ls"}
 _MEANT |= {"delete": "rm", "remove": "rm", "kill": "stop", "start": "serve", "ssh": "shell"}
@@ -105,9 +107,7 @@ class Group(typer.Typer):
     """Commands of one kind. All of them are told in the same way which server is meant."""
 
     def __init__(self, about: str, *leads: str, **more: Any) -> None:  # noqa: ANN401 - as there
-        names = {"help_option_names": ["-h", "--help"]}
-        given = {"no_args_is_help": True, "context_settings": names, "cls": _Commands, **more}
-        super().__init__(help=about, **given)
+        super().__init__(help=about, no_args_is_help=True, cls=_Commands, **more)
         self._leads = leads
 
     def command(self, name: str | None = None, **more: Any) -> Callable[[Any], Any]:  # noqa: ANN401
@@ -123,8 +123,9 @@ def _led(function: Callable[..., None], leads: Iterable[str]) -> Callable[..., N
 
     @wraps(function, assigned=("__name__", "__doc__"))
     def command(**given: Any) -> None:  # noqa: ANN401
-        paths = {variable: given.pop(name) for name, (variable, _) in more.items()}
-        with having_variables({k: str(path.absolute()) for k, path in paths.items() if path}):
+        paths = {name: path.absolute() for name in more if (path := given.pop(name))}
+        told.set(paths)
+        with having_variables({LEADS[name][0]: str(path) for name, path in paths.items()}):
             function(**given)
 
     options = [
@@ -134,14 +135,11 @@ def _led(function: Callable[..., None], leads: Iterable[str]) -> Callable[..., N
     return command
 
 
-def load(
-    config: Path | None = None,
-    data: Path | None = None,
-    backend: str | None = None,
-    more: Mapping[str, object] | None = None,
-) -> LoadedConfig:
+def load(backend: str | None = None, more: Mapping[str, object] | None = None) -> LoadedConfig:
     """Load the configuration that the command line's options lead to; `more` by dotted key."""
-    return load_config(config, {"data_dir": data and str(data), "backend": backend, **(more or {})})
+    data = told.get().get("data")
+    given = {"data_dir": data and str(data), "backend": backend, **(more or {})}
+    return load_config(told.get().get("config"), given)
 
 
 def chat_id(user: str, chat: str = "any") -> ChatId:
@@ -152,9 +150,9 @@ def chat_id(user: str, chat: str = "any") -> ChatId:
         raise typer.BadParameter(str(exc)) from exc
 
 
-def socket_path(given: Path | None = None, data: Path | None = None) -> Path:
+def socket_path() -> Path:
     """Return where the daemon listens, as `connect` also finds it."""
-    return (given or default_socket(data)).absolute()
+    return default_socket().absolute()
 
 
 @contextmanager
@@ -179,13 +177,12 @@ def started() -> Generator[Path]:
         raise
 
 
-def tell_differences(data: Path | None, config: Path | None) -> None:
+def tell_differences() -> None:
     """Say on stderr which settings a running daemon keeps that are others now."""
-    variables, file = dict(setting_variables()), config or default_config_file()
-    if config or ("MCP_SANDBOX_CONFIG" not in variables and file.exists()):
-        variables["MCP_SANDBOX_CONFIG"] = str(file.absolute())
+    file = default_config_file()
+    usual = {"MCP_SANDBOX_CONFIG": str(file)} if file.exists() else {}
     try:
-        found = ask_daemon(socket_path(None, data), "status", variables=variables)
+        found = ask_daemon(socket_path(), "status", variables={**usual, **setting_variables()})
     except OperatorError:
         return
     if notice := found.get("notice"):

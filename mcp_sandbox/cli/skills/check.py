@@ -283,7 +283,7 @@ def doctor(
     backend: BackendOption = None,
 ) -> None:
     """Look at all skills that chats are offered, and at what could not be offered."""
-    rows = list(_all_rows(load(backend=backend).config, user, ask=not no_sandbox))
+    rows = list(_all_rows(load(backend).config, user, ask=not no_sandbox))
     _print(rows, as_json=as_json)
     if not as_json:
         print(f"{counted(len(rows), 'remark')} in all" if rows else "all skills are fine")
@@ -409,7 +409,7 @@ def try_out(
     """
     from mcp_sandbox.app import skill_tests
 
-    settings = load(backend=backend).config
+    settings = load(backend).config
     folder = _folder(settings, user, what)
     outcomes = anyio.run(partial(skill_tests.try_out, folder, settings, timeout_s=timeout))
     failed = sum(each.verdict == "failed" for each in outcomes)
