@@ -1,5 +1,6 @@
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import typer
 from typer.testing import CliRunner
 
 from mcp_sandbox.cli import cli
+from mcp_sandbox.errors import ConfigError
 from tests.daemon.running import ended
 
 ENVIRONMENT = {name: os.environ[name] for name in ("PATH", "LANG") if name in os.environ}
@@ -85,6 +87,36 @@ def test_the_daemon_of_a_data_folder_is_found_by_naming_that(tmp_path: Path) -> 
     (tmp_path / "wrong.yaml").write_text("limits: 1")
     wrong = run("ls", "--config", str(tmp_path / "wrong.yaml"), home=tmp_path)
     assert "wrong.yaml line 1" in wrong.stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["shell a ls", "cp a:x -", "ls", "status", "audit show", "token list", "init cursor --print"],
+)
+def test_no_word_of_a_library_is_in_a_message(words: str, tmp_path: Path) -> None:
+    """A home that is no folder is met at different places."""
+    home = tmp_path / "home"
+    home.write_text("")
+    done = run(*words.split(), home=home)
+    assert not {"Errno", "Traceback", "Input", "report"} & {*re.findall(r"\w+", done.stderr)}
+    for wrong in (OSError(13, "Permission denied", "/x"), "Value error, Input should be text"):
+        assert str(ConfigError(f"no: {wrong}")) in (
+            "no: Permission denied: '/x'",
+            "no: should be text",
+        )
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("token list", "no tokens"),
+        ("audit show", "nothing was recorded yet"),
+        ("ls", "no chats yet"),
+    ],
+)
+def test_empty_lists_say_so(words: str, said: str, tmp_path: Path) -> None:
+    done = run(*words.split(), home=tmp_path)
+    assert (done.returncode, done.stdout.startswith(said)) == (0, True), done
 
 
 def test_version_is_the_one_of_the_package(tmp_path: Path) -> None:
