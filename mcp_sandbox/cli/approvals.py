@@ -42,8 +42,8 @@ def list_(as_json: AsJson = False) -> None:
         )
         for row in reversed(found)
     )
-    output = table("id", "chat", "state", "until", "what", rows=rows) if found else "nothing waits"
-    tell(found, output, as_json=as_json)
+    output = table("id", "chat", "state", "until", "what", rows=rows)
+    tell(found, output, as_json=as_json, none="nothing waits")
 
 
 @group.command()

@@ -10,13 +10,13 @@ import typer
 from mcp_sandbox.cli.options import (
     AsJson,
     Group,
-    console,
     given,
     load,
     printable,
     table,
     tell,
 )
+from mcp_sandbox.models import ChatId
 
 group = Group("See what ran, and prove that it was not changed.", "data", "config")
 _SHOWN = 20
@@ -28,7 +28,8 @@ _HIDDEN = ("n", "time", "kind", "user", "chat", "digest", "prev", "hash")
 @group.command()
 def show(
     chat: Annotated[
-        str | None, typer.Argument(metavar="[CHAT]", help="Only this one: its id, or user/id.")
+        str | None,
+        typer.Argument(metavar="[CHAT]", help="Only this one: its id, user/id, or how one begins."),
     ] = None,
     lines: Annotated[
         int, typer.Option("--lines", "-n", metavar="N", min=1, help="How many of the last lines.")
@@ -38,13 +39,25 @@ def show(
     """Show what was recorded, long values cut; with --json all of it, as it was written."""
     from mcp_sandbox.audit import log
 
-    found = log.events(_folder(), chat)
+    found = log.events(_folder(), chat and _find(chat))
     if as_json:
         for line, _ in found:
             print(line)
     else:
         rows = [_row(event) for _, event in deque(found, maxlen=lines)]
-        console().print(table("line", "time", "chat", "event", "", rows=rows))
+        output = table("line", "time", "chat", "event", "", rows=rows)
+        tell(rows, output, as_json=False, none="nothing was recorded yet")
+
+
+def _find(text: str) -> str:
+    """Return the chat that is meant, among those of which something was recorded."""
+    from mcp_sandbox.audit import log
+    from mcp_sandbox.daemon.chats import find_chat
+
+    named = {
+        (each.get("user"), each["chat"]) for _, each in log.events(_folder()) if "chat" in each
+    }
+    return str(find_chat(text, [ChatId(str(user), str(chat)) for user, chat in named]))
 
 
 def _row(event: Mapping[str, Any]) -> tuple[str, ...]:

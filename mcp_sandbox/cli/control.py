@@ -40,6 +40,10 @@ Chat = Annotated[
     str, typer.Argument(metavar="CHAT", help="A chat: its id, user/id, or how one of them begins.")
 ]
 
+Chats = Annotated[list[str] | None, typer.Argument(metavar="CHAT", help="As `ls` shows them.")]
+Everything = Annotated[bool, flag("All chats of this server.", "--all")]
+_LOOKS = frozenset({"list", "find", "show", "check"})
+
 Force = Annotated[
     bool, typer.Option("--force", help="Also a sandbox that alone holds files nobody can save.")
 ]
@@ -129,9 +133,10 @@ def shutdown(
     try:
         has_chats = ask_daemon(path, "status")["sandboxes"]
     except NoDaemon:
-        if everything and _stop_running():
-            return
-        raise
+        if not (everything and (running := _mean(None, True, "sandbox"))):
+            raise
+        stop(running)
+        return
     chats = list[JsonObject]()
     # Where no backend can be opened there is nothing to tell, and all the more to shut down.
     with suppress(OperatorError):
@@ -146,15 +151,17 @@ def shutdown(
     print(f"the daemon (pid {shut_down(path, timeout_s=timeout)}) has ended")
 
 
-def _stop_running() -> bool:
-    """Stop what goes on although its daemon has ended; False if there is nothing."""
-    chats = answer("list", {})["chats"]
-    own = ("", load().config.fleet.name)
-    here = (row for row in chats if row["state"] == "running" and row["server"] in own)
-    running = [f"{row['user']}/{row['chat']}" for row in here]
-    for name in running:
-        stop(name)
-    return bool(running)
+def _mean(chats: list[str] | None, everything: bool, having: str) -> list[str]:
+    """Return the chats that are named, each known, or all of this server that have something."""
+    if bool(chats) == everything:
+        raise typer.BadParameter("name chats, or give --all")
+    if chats:
+        return [answer("find", {"chat": chat})["chat"] for chat in chats]
+    own, rows = ("", load().config.fleet.name), answer("list", {})["chats"]
+    found = [f"{r['user']}/{r['chat']}" for r in rows if r[having] and r["server"] in own]
+    if not found:
+        print(f"there is no {having} to end")
+    return found
 
 
 def answer(command: str, arguments: JsonObject) -> JsonObject:
@@ -171,7 +178,10 @@ async def _do_without_daemon(config: Config, command: str, arguments: JsonObject
     from mcp_sandbox.app.chats import LazyManager, open_manager
     from mcp_sandbox.daemon.chats import ChatControl
 
-    config = config.model_copy(update={"pool": config.pool.model_copy(update={"size": 0})})
+    less: dict[str, object] = {"pool": config.pool.model_copy(update={"size": 0})}
+    if arguments.get("do", command) in _LOOKS or arguments.get("dry_run"):
+        less["audit"] = config.audit.model_copy(update={"enabled": False})
+    config = config.model_copy(update=less)
     async with anyio.create_task_group() as tasks:
         late = LazyManager(tasks, partial(open_manager, config))
         done = await ChatControl(late.open).commands[command](arguments)
@@ -207,11 +217,13 @@ def ls(
     tell(chats, made if chats else "no chats yet", as_json=as_json)
 
 
-def stop(chat: Chat, force: Force = False) -> None:
-    """End the sandbox of a chat with all that runs in it; its files stay."""
-    done = answer("stop", {"chat": chat, "force": force})
-    what = "its sandbox has ended" if done["stopped"] else "it had no sandbox"
-    print(f"{done['chat']}: {what}; its files stay")
+def stop(chats: Chats = None, everything: Everything = False, force: Force = False) -> None:
+    """End the sandboxes of chats with all that runs in them; their files stay."""
+    names = _mean(chats, everything, "sandbox")
+    for name in names:
+        done = answer("stop", {"chat": name, "force": force})
+        what = "its sandbox has ended" if done["stopped"] else "it had no sandbox"
+        print(f"{name}: {what}; its files stay")
 
 
 def pause(chat: Chat) -> None:
@@ -229,13 +241,14 @@ def resume(chat: Chat) -> None:
     print(f"{done['chat']}: {'its sandbox goes on' if done['resumed'] else 'it was not paused'}")
 
 
-def rm(chat: Chat, yes: Yes = False) -> None:
-    """Remove a chat: end its sandbox, and move its files to the trash for a day."""
-    name = answer("find", {"chat": chat})["chat"]
-    question = f"Remove the chat {name} with all its files?"
-    agreed(yes, question, "nothing was removed; --yes removes without asking")
-    answer("remove", {"chat": name})
-    print(f"{name}: removed; its files are in the trash for 24 hours")
+def rm(chats: Chats = None, everything: Everything = False, yes: Yes = False) -> None:
+    """Remove chats: end their sandboxes, and move their files to the trash for a day."""
+    names = _mean(chats, everything, "chat")
+    question = f"Remove {', '.join(names)} with all files?"
+    agreed(yes or not names, question, "nothing was removed; --yes removes without asking")
+    for name in names:
+        answer("remove", {"chat": name})
+        print(f"{name}: removed; its files are in the trash for 24 hours")
 
 
 backup = Group("Save the files of chats, and bring them back.", *LEADS)

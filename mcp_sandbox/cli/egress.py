@@ -41,7 +41,7 @@ def list_(chat: Chat, as_json: AsJson = False) -> None:
     found = answer("egress", {"do": "list", "chat": chat})
     rows = [*((f"never {row['host']}", row["by"]) for row in found["denied"])]
     rows += ((row["host"], row["by"]) for row in found["rules"])
-    tell(found, table("allowed", "by", rows=rows), as_json=as_json)
+    tell(found, table("allowed", "by", rows=rows), as_json=as_json, none="no host is allowed")
     if (places := found["places"]) and not as_json:
         columns = ("host", "allowed", "refused", "sent", "received", "refused because")
         console().print(table(*columns, rows=map(_place, reversed(places))))
@@ -119,5 +119,5 @@ def _tell(states: "Sequence[SecretState]", *, as_json: bool) -> None:
         for value in [state.problem or (f"{state.length} bytes" if state.length else "not asked")]
     )
     output = table("secret", "hosts", "header", "users", "value", rows=rows)
-    found = [asdict(state) for state in states]
-    tell(found, output if states else "there are no secrets in the configuration", as_json=as_json)
+    none = "there are no secrets in the configuration"
+    tell([asdict(state) for state in states], output, as_json=as_json, none=none)

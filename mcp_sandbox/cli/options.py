@@ -214,12 +214,12 @@ def narrowed(made: Table) -> Table:
     return made
 
 
-def tell(found: object, output: Table | str, *, as_json: bool) -> None:
-    """Print what was found: for a program, or as it is shown to a person."""
+def tell(found: object, output: Table | str, *, as_json: bool, none: str = "") -> None:
+    """Print what was found: for a program, or as it is shown to a person; `none` of no rows."""
     if as_json:
         print(json.dumps(found))
-    elif isinstance(output, str):
-        print(output)
+    elif isinstance(output, str) or not output.row_count:
+        print(output if isinstance(output, str) else none)
     else:
         console().print(output, crop=False)
 

@@ -11,7 +11,6 @@ import typer
 from mcp_sandbox.cli.options import (
     AsJson,
     Group,
-    console,
     given,
     load,
     printable,
@@ -44,7 +43,7 @@ def check(
     graded = [(piece, assess(piece, language, rules=rules)) for piece in pieces]
     if lines and not as_json:
         rows = ((found.level, _rules(found), printable(piece, "")) for piece, found in graded)
-        console().print(table("level", "rules", "line", rows=rows))
+        tell("", table("level", "rules", "line", rows=rows), as_json=False, none="no lines")
         return
     for _, found in graded:
         about = {**asdict(found), "profiles": dict(_profiles(found, language))}

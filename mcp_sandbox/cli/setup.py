@@ -168,7 +168,8 @@ def list_images(as_json: AsJson = False) -> None:
         for row in rows
     )
     columns = ("image", "id", "size", "runner")
-    tell([asdict(row) for row in rows], table(*columns, rows=cells), as_json=as_json)
+    none = "no images: `mcp-sandbox images build` makes one"
+    tell([asdict(row) for row in rows], table(*columns, rows=cells), as_json=as_json, none=none)
 
 
 @images.command()
@@ -266,7 +267,8 @@ def list_tokens(as_json: AsJson = False) -> None:
         for each in rows
         for note in [" (expired)" if each["expired"] else ""]
     )
-    tell(rows, table("token", "user", "scope", "created", "expires", rows=cells), as_json=as_json)
+    output = table("token", "user", "scope", "created", "expires", rows=cells)
+    tell(rows, output, as_json=as_json, none="no tokens: `mcp-sandbox token add USER` makes one")
 
 
 @cluster.command()

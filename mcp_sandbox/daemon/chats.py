@@ -232,23 +232,12 @@ class ChatControl:
 
 
 def _make_row(status: SessionStatus) -> dict[str, Any]:
-    return {
-        "user": status.chat.user,
-        "chat": status.chat.chat,
-        "state": status.state,
-        "server": status.server,
-        "backend": status.backend,
-        "sandbox": status.sandbox_id,
-        "created": status.created_at.isoformat(),
-        "last_used": status.last_used_at.isoformat(),
-        "image": status.image,
-        "busy": status.busy,
-        "background": status.background,
-        "assistant": status.assistant,
-        "saved": status.saved_at and status.saved_at.isoformat(),
-        "unsaved": status.unsaved,
-        "folder": status.folder,
-    }
+    row = asdict(status)
+    for name in ("created", "last_used", "saved"):
+        moment = row.pop(f"{name}_at")
+        row[name] = moment and moment.isoformat()
+    row["sandbox"] = row.pop("sandbox_id")
+    return {**row, **row["chat"]}
 
 
 def find_chat(text: str, chats: Collection[ChatId]) -> ChatId:
