@@ -20,9 +20,9 @@ from tests.daemon.running import ended
 ENVIRONMENT = {name: os.environ[name] for name in ("PATH", "LANG") if name in os.environ}
 
 
-def run(*arguments: str, home: Path) -> subprocess.CompletedProcess[str]:
+def run(*arguments: str, home: Path, **more: str) -> subprocess.CompletedProcess[str]:
     """Run the command line as a user would, with an empty home and nothing on stdin."""
-    done = anyio.run(partial(ended, arguments, env={**ENVIRONMENT, "HOME": str(home)}))
+    done = anyio.run(partial(ended, arguments, env={**ENVIRONMENT, "HOME": str(home), **more}))
     return subprocess.CompletedProcess(arguments, done.code, done.out, done.err)
 
 

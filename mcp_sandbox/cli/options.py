@@ -160,6 +160,7 @@ def started() -> Generator[Path]:
     """Yield where the daemon listens; one that is started for a block that fails ends again."""
     path, new = socket_path(), False
     place = DaemonAddress({"socket": str(path)}, __version__)
+    place.greeting = place.line({"role": "control", "command": "status"})
     try:
         try:
             dial(place).close()
@@ -172,7 +173,7 @@ def started() -> Generator[Path]:
         yield path
     except OperatorError:
         with suppress(OperatorError):
-            if new and ask_daemon(path, "status")["clients"] == 1:
+            if new and not ask_daemon(path, "status")["clients"]:
                 shut_down(path, timeout_s=_ENDING_S)
         raise
 

@@ -85,9 +85,9 @@ def having_variables(more: Mapping[str, str]) -> Generator[None]:
         os.environ.update(before)
 
 
-def default_socket(data: Path | None = None) -> Path:
+def default_socket() -> Path:
     """Return where the daemon listens: the same place for every client."""
-    return Path(place.default_socket(str(data.absolute()) if data else ""))
+    return Path(place.default_socket())
 
 
 def home() -> Path:
