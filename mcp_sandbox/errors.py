@@ -28,16 +28,12 @@ from typing import Any
 _FOREIGN = re.compile(r"\[Errno -?\d+\] |Value error, |Input (?=should)")
 
 
-def plain(message: str) -> str:
-    """Return a message without the words of libraries that it quotes."""
-    return _FOREIGN.sub("", message)
-
-
 class SandboxError(Exception):
     """Base of every error of this package."""
 
     def __str__(self) -> str:
-        return plain(super().__str__())
+        """Return the message without the words of libraries that it quotes."""
+        return _FOREIGN.sub("", super().__str__())
 
 
 class CallerError(SandboxError):

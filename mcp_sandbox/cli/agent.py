@@ -78,9 +78,12 @@ def check(
 
 async def _check(assistant: str, connector: str) -> Mapping[str, str]:
     from mcp_sandbox.app.agents import open_agent
+    from mcp_sandbox.app.chats import on_trial, temporary_data
 
-    async with open_agent(assistant, "check", connector=connector) as agent:
-        return await agent.check()
+    async with temporary_data() as folder:
+        config = on_trial(load().config, folder)
+        async with open_agent(assistant, connector=connector, config=config) as agent:
+            return await agent.check()
 
 
 def _talk(show: Callable[[JsonObject], None], prompt: str, how: JsonObject) -> None:

@@ -7,15 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from mcp_sandbox.cli.options import (
-    AsJson,
-    Group,
-    given,
-    load,
-    printable,
-    table,
-    tell,
-)
+from mcp_sandbox.cli.options import AsJson, Group, given, load, printable, table, tell
 from mcp_sandbox.models import ChatId
 
 group = Group("See what ran, and prove that it was not changed.", "data", "config")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from datetime import UTC, datetime
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
@@ -35,7 +35,7 @@ from mcp_sandbox.daemon.control_client import ask_daemon, shut_down
 from mcp_sandbox.errors import InvalidArgument, NoDaemon, OperatorError
 from mcp_sandbox.models import ChatId
 from mcp_sandbox.relay.connect import reach_daemon
-from mcp_sandbox.relay.place import DaemonAddress, DaemonUnavailable, NotRunning, dial
+from mcp_sandbox.relay.place import DaemonAddress, DaemonUnavailable
 
 _DIFF = {"+": "green", "-": "red", "@": "cyan"}
 _WIDEST = 10_000
@@ -53,20 +53,16 @@ def flag(about: str, *names: str) -> Any:  # noqa: ANN401 - as Option
     return typer.Option(*names, help=about)
 
 
-ConfigFile = Annotated[Path | None, given("--config", "FILE", "Configuration file (YAML).")]
-Data = Annotated[Path | None, given("--data", "DIR", "Where workspaces are kept.")]
 _BACKENDS = ", ".join(get_args(Config.model_fields["backend"].annotation))
 BackendOption = Annotated[str | None, given("--backend", "NAME", f"One of {_BACKENDS}.")]
-Socket = Annotated[Path | None, given("--socket", "PATH", "Where the daemon listens.")]
 AsJson = Annotated[bool, flag("Print JSON.", "--json")]
 Yes = Annotated[bool, flag("Do not ask.", "--yes", "-y")]
 # The options by which every command is told which server is meant, as variables tell it.
 LEADS = {
-    "socket": ("MCP_SANDBOX_SOCKET", Socket),
-    "data": ("MCP_SANDBOX_DATA_DIR", Data),
-    "config": ("MCP_SANDBOX_CONFIG", ConfigFile),
+    "socket": ("MCP_SANDBOX_SOCKET", "PATH", "Where the daemon listens."),
+    "data": ("MCP_SANDBOX_DATA_DIR", "DIR", "Where workspaces are kept."),
+    "config": ("MCP_SANDBOX_CONFIG", "FILE", "Configuration file (YAML)."),
 }
-_KIND = inspect.Parameter.KEYWORD_ONLY
 told: ContextVar[Mapping[str, Path]] = ContextVar("told")
 # Words that people know from other programs, and what is written here.
 _MEANT = {"help": "--help", "version": "--version", "exec": "shell", "run": "shell", "ps": "ls"}
@@ -119,7 +115,11 @@ class Group(typer.Typer):
 def _led(function: Callable[..., None], leads: Iterable[str]) -> Callable[..., None]:
     """Return a command with more options, whose values it and what it starts read as variables."""
     own = inspect.signature(function)
-    more = {name: LEADS[name] for name in leads if name not in own.parameters}
+    more = {
+        name: Annotated[Path | None, given(f"--{name}", *LEADS[name][1:])]
+        for name in leads
+        if name not in own.parameters
+    }
 
     @wraps(function, assigned=("__name__", "__doc__"))
     def command(**given: Any) -> None:  # noqa: ANN401
@@ -128,9 +128,8 @@ def _led(function: Callable[..., None], leads: Iterable[str]) -> Callable[..., N
         with having_variables({LEADS[name][0]: str(path) for name, path in paths.items()}):
             function(**given)
 
-    options = [
-        inspect.Parameter(k, _KIND, default=None, annotation=kind) for k, (_, kind) in more.items()
-    ]
+    new = partial(inspect.Parameter, kind=inspect.Parameter.KEYWORD_ONLY, default=None)
+    options = (new(name, annotation=kind) for name, kind in more.items())
     vars(command)["__signature__"] = own.replace(parameters=[*own.parameters.values(), *options])
     return command
 
@@ -158,15 +157,11 @@ def socket_path() -> Path:
 @contextmanager
 def started() -> Generator[Path]:
     """Yield where the daemon listens; one that is started for a block that fails ends again."""
-    path, new = socket_path(), False
-    place = DaemonAddress({"socket": str(path)}, __version__)
+    path = socket_path()
+    new, place = not path.exists(), DaemonAddress({"socket": str(path)}, __version__)
     place.greeting = place.line({"role": "control", "command": "status"})
     try:
-        try:
-            dial(place).close()
-        except NotRunning:
-            reach_daemon(place).close()
-            new = True
+        reach_daemon(place).close()
     except DaemonUnavailable as exc:
         raise NoDaemon(str(exc)) from exc
     try:

@@ -8,15 +8,7 @@ from typing import Annotated, Literal, get_args
 
 import typer
 
-from mcp_sandbox.cli.options import (
-    AsJson,
-    Group,
-    given,
-    load,
-    printable,
-    table,
-    tell,
-)
+from mcp_sandbox.cli.options import AsJson, Group, given, load, printable, table, tell
 from mcp_sandbox.models import Network
 from mcp_sandbox.policy import Assessment, Profile, assess, check_examples, decide, load_rules
 from mcp_sandbox.policy.rules import read_rules

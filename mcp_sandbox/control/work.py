@@ -23,7 +23,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Send
 
 from mcp_sandbox import errors
-from mcp_sandbox.errors import InvalidArgument, SandboxError, plain
+from mcp_sandbox.errors import InvalidArgument, SandboxError
 from mcp_sandbox.models import EditResult, ExecResult, Listing, WriteResult
 from mcp_sandbox.runtime.channel import own_tasks
 from mcp_sandbox.sessions.session import Session
@@ -77,7 +77,7 @@ def _describe_invalid(error: RequestValidationError) -> dict[str, Any]:
     first = error.errors()[0]
     place = () if first["type"] == "json_invalid" else first["loc"][1:]
     field = ".".join(map(str, place)) or "the body"
-    detail = f"{field}: {plain(first['msg'])}"
+    detail = f"{field}: {SandboxError(first['msg'])}"
     return {"title": "InvalidArgument", "status": 400, "detail": detail, "field": field}
 
 
