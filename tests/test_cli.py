@@ -54,6 +54,7 @@ def test_every_command_explains_itself(words: list[str]) -> None:
         assert result.exit_code == 0, result.output
         assert f"Usage: root {words[0]}" in result.output
         assert not {"{", "<bool>", "<str>", "list["} & {*result.output, *result.output.split()}
+    assert not re.search(r"\[OPTIONS\] .*([a-z]|\[\[|\.\.\.\.)", result.output)
     if "--socket" in result.output:
         assert "--data" in result.output
         assert "--config" in result.output

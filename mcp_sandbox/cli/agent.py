@@ -66,7 +66,7 @@ def list_(as_json: AsJson = False) -> None:
 
 @group.command()
 def check(
-    assistant: Annotated[str, typer.Argument(metavar="[ASSISTANT]")] = "",
+    assistant: Annotated[str, typer.Argument(metavar="ASSISTANT", help="How it behaves.")] = "",
     connector: Connector = "",
     as_json: AsJson = False,
 ) -> None:

@@ -21,7 +21,7 @@ _HIDDEN = ("n", "time", "kind", "user", "chat", "digest", "prev", "hash")
 def show(
     chat: Annotated[
         str | None,
-        typer.Argument(metavar="[CHAT]", help="Only this one: its id, user/id, or how one begins."),
+        typer.Argument(metavar="CHAT", help="Only this one: its id, user/id, or how one begins."),
     ] = None,
     lines: Annotated[
         int, typer.Option("--lines", "-n", metavar="N", min=1, help="How many of the last lines.")

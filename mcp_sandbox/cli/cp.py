@@ -51,7 +51,9 @@ def cp(
     force: Annotated[
         bool, flag("Replace what is there, folders as a whole.", "--force", "-f")
     ] = False,
-    _whole: Annotated[bool, flag("Is taken: folders always are whole.", "-r", "-R", "-a")] = False,
+    _whole: Annotated[
+        bool, flag("Is taken, for folders always are whole.", "-r", "-R", "-a")
+    ] = False,
 ) -> None:
     """Copy files and folders into the sandbox of a chat, out of it, or from one to another."""
     into = _IN_CHAT.fullmatch(target) is not None

@@ -94,6 +94,8 @@ class _Commands(TyperGroup):
 def _without_types(params: Any) -> Any:  # noqa: ANN401
     """Have help show no type of Python where there is no value, or its name says enough."""
     for each in params:
+        if isinstance(each, TyperArgument):
+            each.metavar = (each.metavar or each.name).upper()
         if isinstance(each, TyperArgument) or each.is_flag:
             vars(each)["display_type_rich"] = lambda ctx: ""  # noqa: ARG005
     return params

@@ -59,7 +59,7 @@ Skill = Annotated[str, typer.Argument(metavar="NAME", help="A skill: its name, o
 NoSandbox = Annotated[bool, flag("Do not ask a sandbox what it lacks.", "--no-sandbox")]
 Paths = Annotated[
     list[Path],
-    typer.Argument(metavar="PATH…", help="A skill's folder, its SKILL.md, or a folder of skills."),
+    typer.Argument(metavar="PATH", help="A skill's folder, its SKILL.md, or a folder of skills."),
 ]
 STYLES: dict[Level, str] = {"error": "red", "warning": "yellow", "note": "dim"}
 _USES = {
