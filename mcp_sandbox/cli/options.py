@@ -40,7 +40,6 @@ from mcp_sandbox.relay.place import DaemonAddress, DaemonUnavailable
 _DIFF = {"+": "green", "-": "red", "@": "cyan"}
 _WIDEST = 10_000
 _LINE_SHOWN = 300
-_ENDING_S = 30.0
 
 
 def given(name: str, metavar: str, about: str, **more: Any) -> Any:  # noqa: ANN401 - as Option
@@ -117,22 +116,19 @@ class Group(typer.Typer):
 def _led(function: Callable[..., None], leads: Iterable[str]) -> Callable[..., None]:
     """Return a command with more options, whose values it and what it starts read as variables."""
     own = inspect.signature(function)
-    more = {
-        name: Annotated[Path | None, given(f"--{name}", *LEADS[name][1:])]
-        for name in leads
-        if name not in own.parameters
-    }
+    names = [name for name in leads if name not in own.parameters]
 
     @wraps(function, assigned=("__name__", "__doc__"))
-    def command(**given: Any) -> None:  # noqa: ANN401
-        paths = {name: path.absolute() for name in more if (path := given.pop(name))}
+    def command(**options: Any) -> None:  # noqa: ANN401
+        paths = {name: path.absolute() for name in names if (path := options.pop(name))}
         told.set(paths)
         with having_variables({LEADS[name][0]: str(path) for name, path in paths.items()}):
-            function(**given)
+            function(**options)
 
     new = partial(inspect.Parameter, kind=inspect.Parameter.KEYWORD_ONLY, default=None)
-    options = (new(name, annotation=kind) for name, kind in more.items())
-    vars(command)["__signature__"] = own.replace(parameters=[*own.parameters.values(), *options])
+    kinds = {name: Annotated[Path | None, given(f"--{name}", *LEADS[name][1:])] for name in names}
+    more = (new(name, annotation=kind) for name, kind in kinds.items())
+    vars(command)["__signature__"] = own.replace(parameters=[*own.parameters.values(), *more])
     return command
 
 
@@ -171,7 +167,7 @@ def started() -> Generator[Path]:
     except OperatorError:
         with suppress(OperatorError):
             if new and not ask_daemon(path, "status")["clients"]:
-                shut_down(path, timeout_s=_ENDING_S)
+                shut_down(path, timeout_s=30)
         raise
 
 

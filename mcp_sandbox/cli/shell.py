@@ -25,7 +25,7 @@ from mcp_sandbox.runner.wire import terminal_frames
 
 _PIECE = 64 * 1024
 # What follows the chat is the command's own, also what looks like an option.
-SETTINGS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
+SETTINGS = {"allow_interspersed_args": False}
 
 
 def shell(

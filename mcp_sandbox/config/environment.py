@@ -80,8 +80,7 @@ def having_variables(more: Mapping[str, str]) -> Generator[None]:
     try:
         yield
     finally:
-        for name in more:
-            del os.environ[name]
+        os.environ.clear()
         os.environ.update(before)
 
 

@@ -196,16 +196,14 @@ def default_socket() -> str:
     folder = os.path.join(runtime, STATE) if runtime.startswith("/") else state_folder()
     root = os.path.normpath(os.path.expanduser(os.environ.get("MCP_SANDBOX_DATA_DIR", "")))
     usual = root in (".", base_folder("XDG_DATA_HOME", ".local/share"))
-    path = os.path.join(folder, "mcp.sock" if usual else f"mcp-{_digest(root)}.sock")
-    if len(os.fsencode(path)) > LONGEST_PATH:
-        return f"/tmp/{STATE}-{os.geteuid()}/{_digest(path)}.sock"
-    return path
-
-
-def _digest(text: str) -> str:
+    is_long = len(os.fsencode(folder)) + len("/mcp-01234567.sock") > LONGEST_PATH
+    if usual and not is_long:
+        return os.path.join(folder, "mcp.sock")
     from binascii import crc32
 
-    return f"{crc32(os.fsencode(text)):08x}"
+    digest = crc32(os.fsencode(root + folder * is_long))
+    folder = f"/tmp/{STATE}-{os.geteuid()}" if is_long else folder
+    return os.path.join(folder, f"mcp-{digest:08x}.sock")
 
 
 def _variables_file(socket: str) -> str:
