@@ -29,10 +29,9 @@ _FOREIGN = re.compile(r"\[Errno -?\d+\] |Value error, |Input (?=should)")
 
 
 class SandboxError(Exception):
-    """Base of every error of this package."""
+    """Base of every error of this package; as text it leaves out the words of libraries."""
 
     def __str__(self) -> str:
-        """Return the message without the words of libraries that it quotes."""
         return _FOREIGN.sub("", super().__str__())
 
 

@@ -48,9 +48,7 @@ _TARGET = "CHAT:PATH, a path here, or - to print a file."
 def cp(
     sources: Annotated[list[str], typer.Argument(metavar="SOURCE", help=_SOURCE)],
     target: Annotated[str, typer.Argument(metavar="TARGET", help=_TARGET)],
-    force: Annotated[
-        bool, flag("Replace what is there, folders as a whole.", "--force", "-f")
-    ] = False,
+    force: Annotated[bool, flag("Replace what is there, also folders.", "--force", "-f")] = False,
     _whole: Annotated[
         bool, flag("Is taken, for folders always are whole.", "-r", "-R", "-a")
     ] = False,

@@ -126,8 +126,9 @@ def _led(function: Callable[..., None], leads: Iterable[str]) -> Callable[..., N
             function(**options)
 
     new = partial(inspect.Parameter, kind=inspect.Parameter.KEYWORD_ONLY, default=None)
-    kinds = {name: Annotated[Path | None, given(f"--{name}", *LEADS[name][1:])] for name in names}
-    more = (new(name, annotation=kind) for name, kind in kinds.items())
+    more = [
+        new(n, annotation=Annotated[Path | None, given(f"--{n}", *LEADS[n][1:])]) for n in names
+    ]
     vars(command)["__signature__"] = own.replace(parameters=[*own.parameters.values(), *more])
     return command
 

@@ -30,9 +30,7 @@ SETTINGS = {"allow_interspersed_args": False}
 
 def shell(
     chat: Chat,
-    command: Annotated[
-        list[str] | None, typer.Argument(metavar="COMMAND", help="A program, or a line of bash.")
-    ] = None,
+    command: Annotated[list[str] | None, typer.Argument(help="A program, or a line.")] = None,
 ) -> None:
     """Open a shell in the sandbox of a chat, or run a command; its exit code is theirs."""
     while os.open(os.devnull, os.O_RDWR) <= 2:

@@ -337,7 +337,6 @@ def _edits(text: str, section: str, entry: Entry | None) -> Iterator[str]:
                 yield text[: found.end()] + show(entry, 2) + rest
             yield head + rest.partition(",")[2].lstrip()
             yield head.rstrip().removesuffix(",") + rest
-            yield head + rest
     into = [(at.end(), NAME, entry, 2) for at in re.finditer(rf'"{section}"\s*:\s*{{', plain)]
     for at, name, value, depth in (*into, (plain.index("{") + 1, section, {NAME: entry}, 1)):
         line, rest = (end + indent * depth if indent else ""), text[at:]
