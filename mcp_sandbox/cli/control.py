@@ -30,6 +30,7 @@ from mcp_sandbox.cli.options import (
     socket_path,
     table,
     tell,
+    told,
 )
 from mcp_sandbox.config import Config
 from mcp_sandbox.config.environment import setting_variables, state_folder
@@ -38,12 +39,10 @@ from mcp_sandbox.errors import NoDaemon, OperatorError
 from mcp_sandbox.workspace.retention import in_words
 
 Chat = Annotated[str, typer.Argument(metavar="CHAT", help="Its id, user/id, or how one begins.")]
-
 Chats = Annotated[list[str] | None, typer.Argument(metavar="CHAT", help="As `ls` shows them.")]
 Everything = Annotated[bool, flag("All chats of this server.", "--all")]
-_LOOKS = frozenset({"list", "find", "show", "check"})
-
 Force = Annotated[bool, flag("Also a sandbox that alone holds files nobody can save.", "--force")]
+_LOOKS = frozenset({"list", "find", "show", "check"})
 
 
 def status(as_json: AsJson = False) -> None:
@@ -166,7 +165,7 @@ def answer(command: str, arguments: JsonObject) -> JsonObject:
     try:
         return ask_daemon(socket_path(), command, **arguments)
     except NoDaemon:
-        if "MCP_SANDBOX_SOCKET" in setting_variables():
+        if "socket" in told.get():
             raise
     return anyio.run(_do_without_daemon, load().config, command, arguments)
 

@@ -78,8 +78,9 @@ class LoadedConfig:
         """Yield key, value, source and help of all settings, or of those named, also by section."""
         if unknown := [name for name in names if name not in {*KNOWN, *_SECTIONS}]:
             raise ConfigError(_unknown(unknown[0]))
-        tree, within = self.config.model_dump(mode="json", by_alias=True), names or KNOWN
-        for key in (k for k in KNOWN if f"{k}.".startswith(tuple(f"{name}." for name in within))):
+        tree = self.config.model_dump(mode="json", by_alias=True)
+        within = tuple(f"{name}." for name in names or KNOWN)
+        for key in (key for key in KNOWN if f"{key}.".startswith(within)):
             source, about = self.sources.get(key, "default"), KNOWN[key].description or ""
             yield key, reduce(getitem, key.split("."), tree), source, about
 

@@ -179,8 +179,7 @@ def list_skills(
     if query is not None:
         skills = tuple(match.skill for match in Index().search_among(skills, query))
     nothing = "no skill is about that" if query else "no skills yet: `mcp-sandbox skills add`"
-    output = _table(skills) if skills else nothing
-    tell([_facts(skill) for skill in skills], output, as_json=as_json)
+    tell([_facts(skill) for skill in skills], _table(skills), as_json=as_json, none=nothing)
     if found.unusable:
         count = counted(len(found.unusable), "folder")
         print(f"{count} cannot be used: `mcp-sandbox skills doctor` says why", file=sys.stderr)

@@ -121,8 +121,8 @@ def lock(
         print(f"locked anew: {names}" if changed else "the lock file is up to date")
         return
     states = installed.states()
-    output = _table(states) if states else "no skills are installed"
-    tell([_row(state) for state in states], output, as_json=as_json)
+    none = "no skills are installed"
+    tell([_row(state) for state in states], _table(states), as_json=as_json, none=none)
     raise typer.Exit(1 if any(state.differs for state in states) else 0)
 
 
