@@ -119,7 +119,7 @@ def test_what_goes_on_is_no_error_and_says_how_to_wait_for_it() -> None:
         process="p3-7fq",
         running=True,
         left_s=600,
-        output_file="/workspace/.mcp-sandbox/output/1.txt",
+        output_file="/home/sandbox/.mcp-sandbox/output/1.txt",
     )
     result = results.format_exec(going)
     assert not result.is_error
@@ -128,7 +128,7 @@ def test_what_goes_on_is_no_error_and_says_how_to_wait_for_it() -> None:
     assert re.fullmatch(
         r"\[goes on as p3-7fq after 45 s, at most until \d\d:\d\d; process action=wait id=p3-7fq "
         r"waits for its end, action=stop ends it; its whole output: "
-        r"read_file path=/workspace/\.mcp-sandbox/output/1\.txt\]",
+        r"read_file path=/home/sandbox/\.mcp-sandbox/output/1\.txt\]",
         ending,
     )
     assert (meta(result)["process"], meta(result)["running"]) == ("p3-7fq", True)
@@ -154,7 +154,7 @@ def test_the_last_lines_alone_are_shown_and_counted() -> None:
 
 
 def test_what_was_printed_since_the_last_answer_is_found_in_the_file_by_its_bytes() -> None:
-    path = "/workspace/.mcp-sandbox/output/1.txt"
+    path = "/home/sandbox/.mcp-sandbox/output/1.txt"
     out = "".join(f"{number}\n" for number in range(20_000))
     later = ended(stdout=out, stdout_bytes=len(out), output_file=path)
     text = text_of(results.format_exec(replace(later, stdout_from=460, stderr_from=40)))
@@ -209,7 +209,7 @@ def test_long_output_keeps_head_and_tail_and_says_how_to_read_the_rest() -> None
     out = "".join(f"{number}\n" for number in range(20_000))
     result = results.format_exec(
         ended(
-            stdout=out, stdout_bytes=len(out), output_file="/workspace/.mcp-sandbox/output/1.txt"
+            stdout=out, stdout_bytes=len(out), output_file="/home/sandbox/.mcp-sandbox/output/1.txt"
         ),
     )
     text = text_of(result)
@@ -218,7 +218,7 @@ def test_long_output_keeps_head_and_tail_and_says_how_to_read_the_rest() -> None
     assert text.endswith("19999\n")
     head, _, rest = text.partition("\n[… ")
     next_line = head.count("\n") + 1
-    assert f"read_file path=/workspace/.mcp-sandbox/output/1.txt offset={next_line} …]" in rest
+    assert f"read_file path=/home/sandbox/.mcp-sandbox/output/1.txt offset={next_line} …]" in rest
     assert meta(result)["truncated"] is True
 
 

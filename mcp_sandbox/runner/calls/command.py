@@ -166,7 +166,7 @@ class Command:
             self._failed(exc.code, exc.message)
 
     def _describe(self) -> dict[str, Any]:
-        keep = ("cwd", "env", "workspace", "grow", "name", "notebook", "tty", "timeout_s")
+        keep = ("cwd", "env", "workspace", "grow", "name", "kept", "notebook", "tty", "timeout_s")
         job = {"id": self.id, **{key: self._args.get(key) for key in keep}}
         if job["tty"]:
             job["env"] = {"TERM": "xterm-256color", **drop_unwatched(self._args["env"])}

@@ -16,6 +16,8 @@ from mcp_sandbox.runner.wire.protocol import OpError
 
 MAX_PATH = 4095
 TEMPORARY = ".~mcp-"
+# In the home: what is kept of output. Earlier versions had it in the workspace.
+KEPT = ".mcp-sandbox/output"
 # Line and paragraph separators and marks that change the direction of what follows.
 _INVISIBLE = frozenset(
     "\u200e\u200f\u2028\u2029\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
@@ -64,6 +66,8 @@ def resolve(given: str) -> str:
     if "\\x" in path and not os.path.lexists(path):
         readable = _unshow(path)
         path = readable if os.path.lexists(readable) else path
+    if f"/{KEPT}/" in path and not os.path.lexists(path):
+        path = path.replace(f"{workspace()}/{KEPT}", f"{home()}/{KEPT}", 1)
     if ".." in path.split("/"):
         # Only the kernel knows where ".." leads after a link.
         head, tail = os.path.split(path.rstrip("/"))

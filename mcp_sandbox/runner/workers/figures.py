@@ -16,15 +16,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-FOLDER = ".mcp-sandbox"
 _MOST, _MOST_SIDE, _MOST_BYTES = 100, 2000, 1024 * 1024
 _TRIES = 5
 _FULL = (errno.EFBIG, errno.ENOSPC, errno.EDQUOT)
-
-
-def figure_base(workspace: str, name: str) -> str:
-    """Return how the paths of all files begin that are kept of the call with this name."""
-    return os.path.join(workspace, FOLDER, "output", name)
 
 
 def list_saved_figures(base: str) -> list[str]:
@@ -40,7 +34,7 @@ def list_saved_figures(base: str) -> list[str]:
 
 
 class Figures:
-    """The figures of one piece of code, or of one cell after another. `base`: see `figure_base`."""
+    """The figures of a piece of code, or of one cell after another; `base`: see `kept.base_of`."""
 
     def __init__(self, base: str = "") -> None:
         self.base = base

@@ -81,7 +81,7 @@ class _Notebook:
         self._env = cell["env"]
         most = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
         resource.setrlimit(resource.RLIMIT_FSIZE, (most if cell["grow"] else 0, most))
-        self._figures.base = figures.figure_base(cell["workspace"], cell["name"])
+        self._figures.base = cell["kept"]
         main_file.see_new_packages()
         self._names.begin(cell["workspace"])
         code = 1

@@ -55,7 +55,7 @@ class Notebooks:
         self._pool.free_held()
         self._pool.rest(found.python_worker, rests=False)
         try:
-            settings = {key: job[key] for key in ("env", "grow", "name", "workspace")}
+            settings = {key: job[key] for key in ("env", "grow", "kept", "workspace")}
             send(found.control, settings, fds)
         except OSError:
             # It was closed or is not read: the listener learns that the notebook died.

@@ -25,7 +25,7 @@ from mcp_sandbox.runner.kernel.native import (  # noqa: E402
     wait_for,
 )
 from mcp_sandbox.runner.wire.protocol import MAX_HEADER, OpError  # noqa: E402
-from mcp_sandbox.runner.workers import figures, main_file, programs, worker  # noqa: E402
+from mcp_sandbox.runner.workers import main_file, programs, worker  # noqa: E402
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -228,7 +228,7 @@ def _run(control: Socket) -> None:
         from mcp_sandbox.runner.workers import notebook  # noqa: PLC0415 - seldom
 
         notebook.run(job)
-    main_file.run(path, figures.figure_base(job["workspace"], job["name"]))
+    main_file.run(path, job["kept"])
 
 
 if __name__ == "__main__":

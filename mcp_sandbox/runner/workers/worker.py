@@ -32,7 +32,7 @@ _MOST_NAMES = 20
 _MOST_SORTED = 1000
 # A character may take six bytes in JSON; all names go into one message of 64 KiB.
 _LONGEST_NAME = 500
-_SKIPPED = {".git", ".mcp-sandbox", "node_modules", "__pycache__", ".venv"}
+_SKIPPED = {".git", "node_modules", "__pycache__", ".venv"}
 # Of a folder: when its names last changed, its files, and the paths of its folders.
 _Folder = tuple[int, set[str], list[str]]
 _NONE: _Folder = (-1, set(), [])
