@@ -19,6 +19,12 @@ FAILED = ExecResult(stdout="", stderr="", exit_code=1, duration_ms=7, offline=Tr
         "psycopg2.OperationalError: connection failed: Network is unreachable",
         "npm error code EAI_AGAIN",
         "java.net.UnknownHostException: repo.maven.apache.org",
+        "[ERROR] Could not transfer artifact: Unknown host repo.maven.apache.org",
+        "[ERROR] No plugin found for prefix 'archetype' in the current project and in the plugin "
+        "groups [org.apache.maven.plugins] available from the repositories",
+        "Warning: unable to access index for repository https://cran.r-project.org/src/contrib:",
+        "ERROR:  Could not find a valid gem 'rake' (>= 0), here is why: Unable to download data "
+        "from https://rubygems.org/ - no such name (https://rubygems.org/specs.4.8.gz)",
         "curl: (7) Failed to connect to 192.0.2.1 port 80 after 1 ms: Couldn't connect to server",
     ],
 )

@@ -50,7 +50,8 @@ _DECODER = codecs.getincrementaldecoder("utf-8")
 _UNREACHED = re.compile(
     r"Temporary failure (?:in name resolution|resolving)|Could(?: not|n't) resolve host|EAI_AGAIN"
     r"|ENETUNREACH|Network is unreachable|no servers could be reached|dial tcp: lookup "
-    r"|Failed to connect to (?!localhost|127\.|0\.0\.0\.0|::1)|UnknownHostException"
+    r"|Failed to connect to (?!localhost|127\.|0\.0\.0\.0|::1)|Unknown ?[hH]ost"
+    r"|No plugin found for prefix|unable to access index for|Unable to download data from"
     r"|No matching distribution found for|TLS CA certificate bundle|/var/lib/(?:apt/|dpkg/lock)"
 )
 _OFFLINE = (
