@@ -44,6 +44,7 @@ async def test_what_cannot_be_downloaded_says_that_there_is_no_network(
     result = await agent.call("exec", command=command)
     assert OFFLINE in text_of(result)
     assert "Retrying" not in text_of(result)
+    assert "certificate" not in text_of(result)
 
 
 @pytest.mark.parametrize(
