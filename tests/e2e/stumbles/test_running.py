@@ -90,6 +90,23 @@ async def test_with_a_network_a_module_says_how_pip_calls_it(agent: Agent) -> No
     assert "[PIL is not installed: `pip install pillow` may help, or the operator" in said
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        "printf 'int main() { return 0; }' > a.c && gcc a.c -o a && ./a",
+        "printf '#include <map>\\nint main() { std::map<int, int> m; }' > a.cc && g++ a.cc",
+        "printf 'all:\\n\\t@true\\n' > Makefile && make",
+    ],
+)
+async def test_compilers_are_in_the_image_or_said_to_be_missing(
+    agent: Agent, backend_name: str, command: str
+) -> None:
+    result = await agent.call("exec", command=command)
+    if result.meta["mcp-sandbox/result"]["exit_code"] != 0:
+        assert backend_name == "bubblewrap", text_of(result)
+        assert "mcp-sandbox images recipe build" in text_of(result)
+
+
 async def test_there_is_a_python_on_path(agent: Agent) -> None:
     made = "python -m venv --without-pip v && v/bin/python -c 'import sys; print(sys.prefix)'"
     assert await agent.told("exec", command=f"{made} && rm -r v") == "/workspace/v\n"
