@@ -74,6 +74,8 @@ class TokenGrant:
 OURS = "/opt/mcp-sandbox"
 """Where a sandbox has the runner and the relay."""
 RELAY = f"{OURS}/mcp_sandbox/relay/inside.py"
+HOME = "/home/sandbox"
+"""Where a sandbox has the files that a chat keeps beside those of its workspace."""
 SKILLS = "/opt/skills"
 """Where a sandbox has the skills of its chat: a place of the system that no code can change."""
 CERTIFICATES = "/etc/ssl/certs"

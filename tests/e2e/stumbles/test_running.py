@@ -107,6 +107,28 @@ async def test_compilers_are_in_the_image_or_said_to_be_missing(
         assert "mcp-sandbox images recipe build" in text_of(result)
 
 
+_PACKAGE = (
+    """mkdir p; echo '{"name": "hello", "version": "1.0.0", "bin": "h.js"}' > p/package.json; """
+    "printf '#!/usr/bin/env node\\nconsole.log(42)\\n' > p/h.js; "
+)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "npm install -g ./p && hello",
+        "cd p && npm link && hello",
+        "cd p && npm link && mkdir ../q && cd ../q && npm link hello && node_modules/.bin/hello",
+        "npm pack -s ./p && npm install -g hello-1.0.0.tgz && cd p && hello",
+    ],
+)
+async def test_a_program_that_npm_installs_for_all_is_on_path(agent: Agent, command: str) -> None:
+    said = await agent.told("exec", command=f"{{ {_PACKAGE} }} && {command}")
+    assert "\n42\n" in said
+    others = await agent.told("exec", command="echo $CARGO_INSTALL_ROOT/bin $GOBIN $PNPM_HOME")
+    assert others.split() == ["/home/sandbox/.local/bin"] * 3
+
+
 async def test_there_is_a_python_on_path(agent: Agent) -> None:
     made = "python -m venv --without-pip v && v/bin/python -c 'import sys; print(sys.prefix)'"
     assert await agent.told("exec", command=f"{made} && rm -r v") == "/workspace/v\n"
