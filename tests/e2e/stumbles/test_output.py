@@ -2,6 +2,7 @@
 
 import hashlib
 import re
+from pathlib import Path
 
 import pytest
 
@@ -79,7 +80,9 @@ FILLS = "echo so far; while :; do head -c 4M /dev/zero >> big; sleep 0.05; done"
 
 
 @pytest.mark.parametrize("settings", [{"workspace": {"size_limit": "32m"}}])
-async def test_a_call_that_fills_the_workspace_keeps_its_output(agent: Agent) -> None:
+async def test_a_call_that_fills_the_workspace_keeps_its_output(
+    agent: Agent, data_root: Path
+) -> None:
     result = await agent.call("exec", command=FILLS, timeout_s=30)
     told = text_of(result)
     assert not result.is_error
@@ -93,6 +96,11 @@ async def test_a_call_that_fills_the_workspace_keeps_its_output(agent: Agent) ->
     )
     assert told.startswith("so far\n")
     assert "]\n[the workspace is full: " in told
+    assert "the workspace is full: " in await agent.refused("write_file", path="a", content="x")
+    # A person makes room on the host.
+    for file in (data_root / "sandbox" / "workspace").rglob("big"):
+        file.unlink()
+    assert await agent.told("write_file", path="a", content="x")
 
 
 @pytest.mark.parametrize("settings", [{"workspace": {"user_quota": "32m"}}])
