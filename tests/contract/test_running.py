@@ -338,6 +338,26 @@ async def test_no_variable_without_a_name_is_handed_on(session: Session) -> None
     assert "\\x00\\x00" not in (await session.run_code(code)).stdout
 
 
+@pytest.mark.parametrize(
+    ("start", "notebook"),
+    [
+        ("subprocess.run(['env'])", None),
+        ("os.execvp('env', ['env'])", None),
+        ("subprocess.run([sys.executable, '-c', 'import os; os.system(\"env\")'])", None),
+        ("os.system('env');", "n"),
+    ],
+)
+async def test_programs_that_python_starts_get_the_variables_of_a_command(
+    session: Session, start: str, notebook: str | None
+) -> None:
+    before = "import os, subprocess, sys\nos.environ['MINE'] = 'own'\n"
+    said = (await session.run_code(f"{before}{start}", notebook=notebook)).stdout.split("\n")
+    given = (await session.exec("env")).stdout.split("\n")
+    own = ("PWD=", "SHLVL=", "_=", "OLDPWD=")
+    assert {line for line in given if line and not line.startswith(own)} <= set(said)
+    assert "MINE=own" in said
+
+
 PRINTS = {
     "python": (
         "import os, time\nprint('begun')\nwhile not os.path.exists('seen'): time.sleep(0.01)"

@@ -45,6 +45,9 @@ def _interpreter(control: Socket) -> None:
     """Fork a Python worker for each request; returns when pid 1 closes the socket."""
     processes.hide_memory()
     processes.rename("mcp-sandbox")
+    # To the C library, whose copy was wiped: programs that code starts get their variables there.
+    for variable in os.environ.items():
+        os.putenv(*variable)
     processes.die_with_parent()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     for number in programs.SHIELDED:
