@@ -295,10 +295,10 @@ def _goes_on(result: models.ExecResult) -> str:
     how = "what was waited for is there; it " if result.until_met else ""
     until = ""
     if result.left_s is not None:
-        ends = datetime.now().astimezone() + timedelta(seconds=result.left_s)
+        ends = datetime.now(UTC) + timedelta(seconds=result.left_s)
         # In a day it is as late as now.
         day = "%a " if result.left_s > 43_200 else ""
-        until = f", at most until {ends:{day}%H:%M}"
+        until = f", at most until {ends:{day}%H:%M} UTC"
     whole = f"; its whole output: read_file path={result.output_file}" if result.output_file else ""
     return (
         f"{how}goes on as {name} after {seconds}{until}; process action=wait id={name} waits for "
@@ -331,7 +331,7 @@ def _how_it_ended(result: models.ExecResult) -> str:
     elif result.stopped:
         ended = f"stopped after {seconds:g} s"
     elif result.out_of_memory:
-        ended = "killed: out of memory; see sandbox_info for the limit"
+        ended = "killed: out of memory"
     elif result.killed_because:
         ended = f"killed: {show_name(result.killed_because)}"
     elif result.signal:

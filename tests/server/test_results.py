@@ -55,7 +55,7 @@ def test_output_alone_is_one_block() -> None:
 )
 def test_what_goes_on_says_how_long_it_may(left_s: float, form: str) -> None:
     *_, last = blocks(ended(exit_code=None, running=True, process="p1-abc", left_s=left_s))
-    assert re.search(rf"goes on as p1-abc after \d+ s, at most until {form}; ", last)
+    assert re.search(rf"goes on as p1-abc after \d+ s, at most until {form} UTC; ", last)
 
 
 def test_silence_is_said() -> None:
@@ -126,8 +126,8 @@ def test_what_goes_on_is_no_error_and_says_how_to_wait_for_it() -> None:
     out, ending = blocks(going)
     assert out == "a\n"
     assert re.fullmatch(
-        r"\[goes on as p3-7fq after 45 s, at most until \d\d:\d\d; process action=wait id=p3-7fq "
-        r"waits for its end, action=stop ends it; its whole output: "
+        r"\[goes on as p3-7fq after 45 s, at most until \d\d:\d\d UTC; process action=wait "
+        r"id=p3-7fq waits for its end, action=stop ends it; its whole output: "
         r"read_file path=/home/sandbox/\.mcp-sandbox/output/1\.txt\]",
         ending,
     )

@@ -245,7 +245,7 @@ def limits_in_words(limits: Limits, controllers: frozenset[str], processors: int
     whole = ", all that this machine gives" if limits.cpus == processors else ""
     memory = f"{limits.memory_mb} MiB"
     return {
-        "memory": f"{memory} with swap (cgroup)"
+        "memory": f"{memory} with swap (cgroup); `free` shows the host's"
         if "memory" in controllers
         else f"{memory} of data for each process, no limit for all (rlimit): no writable cgroup",
         "cpus": f"{limits.cpus:g} (cgroup){whole}" if "cpu" in controllers else nothing,

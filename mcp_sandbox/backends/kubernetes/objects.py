@@ -385,7 +385,7 @@ class Renderer:
             f"{seccomp}, read-only root",
             network=reached if made.network == "open" else none,
             limits={
-                "memory": f"{limits.memory_mb} MiB (cgroup)",
+                "memory": f"{limits.memory_mb} MiB (cgroup); `free` shows the node's",
                 "cpus": f"{limits.cpus:g} (cgroup)",
                 "pids": f"{limits.pids} (by the kernel, for the users of the pod)"
                 if self._has_own_users

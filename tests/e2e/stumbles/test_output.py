@@ -54,7 +54,10 @@ async def test_output_so_far_is_kept_when_memory_runs_out(agent: Agent, language
     code = SAYS[language].format(more=GROWS[language])
     told = await agent.told("run_code", language=language, code=code)
     assert told.startswith("so far\n"), told
-    assert "out of memory" in told
+    assert "[killed: out of memory]\n[all that runs here" in told
+    assert " had 256 MiB" in told
+    assert "`free` shows the host's" in told
+    assert "`free` shows the host's" in await agent.told("sandbox_info")
 
 
 async def test_python_started_by_a_command_keeps_its_output_too(agent: Agent) -> None:
@@ -147,6 +150,36 @@ async def test_a_full_tmp_is_named(agent: Agent) -> None:
     assert text_of(result).startswith("so far\n")
     assert "[/tmp (4 MiB" in text_of(result)
     assert "/workspace" in result.meta[META]["limit"]
+
+
+_TOUCHES = (
+    "import mmap, os\nfd = os.open('{}/f', os.O_RDWR | os.O_CREAT)\nos.ftruncate(fd, 8 << 20)\n"
+    "mapped = mmap.mmap(fd, 8 << 20)\nprint('so far')\nfor at in range(0, 8 << 20, 4096):\n"
+    "    mapped[at] = 1"
+)
+
+
+@pytest.mark.parametrize("settings", [{"limits": {"tmp": "4m", "shm": "4m"}}])
+@pytest.mark.parametrize("place", ["/tmp", "/dev/shm"])
+@pytest.mark.parametrize(
+    ("tool", "given", "ended"),
+    [
+        ("run_code", {"code": _TOUCHES}, "killed by signal SIGBUS"),
+        ("exec", {"command": 'python3 -c "' + _TOUCHES + '"; exit $?'}, "exit code 135"),
+        (
+            "run_code",
+            {"code": f"import subprocess as s\ns.run(['python3', '-c', {_TOUCHES!r}], check=True)"},
+            "exit code 1",
+        ),
+    ],
+)
+async def test_a_full_file_system_in_memory_is_named_where_a_program_breaks(
+    agent: Agent, tool: str, given: dict[str, str], ended: str, place: str
+) -> None:
+    told = await agent.told(tool, **{name: text.format(place) for name, text in given.items()})
+    assert told.startswith("so far\n"), told
+    assert f"{ended}]\n[bus errors mostly come of a full file system in memory: /tmp (4 MiB" in told
+    assert "/dev/shm (4 MiB" in told
 
 
 async def test_changed_files_are_told_in_natural_order_and_counted(agent: Agent) -> None:
