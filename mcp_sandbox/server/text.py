@@ -21,8 +21,11 @@ _SHOWN: dict[int, str] = {
     **{code: f"\\u{code:04x}" for code in range(0xD800, 0xE000)},
 }
 _SHOWN_ON_ONE_LINE = {**_SHOWN, ord("\n"): "␊", ord("\t"): "␉"}
-# Colours, movements and erasures, and a choice of characters.
-_TERMINAL = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]?|\(B)")
+# Colours, movements, links, titles and sets of characters; what Node.js says of our variables.
+_TERMINAL = re.compile(
+    r"\x1b(?:\[[0-?]*[ -/]*[@-~]?|\][^\x07\x1b\n]{0,4000}(?:\x07|\x1b\\)|[()][0-9AB]|[=>78c])"
+    r"|\(node:\d{1,7}\) \[UNDICI-EHPA\].*\n(?:\(Use `node --trace-warnings.*\n)?"
+)
 # Of an error as Node.js shows it: its own line that threw it, what led there, its version.
 _INTERNALS = re.compile(
     r"(?m)^node:\S+:\d+\n(?:.+\n){1,3}\n|^ +at\b.*(?:[ (]node:|/javascript\.cjs).*\n?"
@@ -37,8 +40,18 @@ def show(text: str) -> str:
 
 def clean_output(text: str) -> str:
     """Return what a program printed, without colours, and of an overwritten line the last state."""
-    lines = _TERMINAL.sub("", text).split("\n")
-    return show("\n".join(line.rstrip("\r").rpartition("\r")[2] for line in lines))
+    lines = (line.rstrip("\r").rpartition("\r")[2] for line in _TERMINAL.sub("", text).split("\n"))
+    return show("\n".join(_go_back(line) if "\b" in line else line for line in lines))
+
+
+def _go_back(line: str) -> str:
+    kept = list[str]()
+    for char in line:
+        if char != "\b":
+            kept.append(char)
+        elif kept:
+            kept.pop()
+    return "".join(kept)
 
 
 def without_internals(text: str) -> str:

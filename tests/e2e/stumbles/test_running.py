@@ -135,8 +135,13 @@ async def test_there_is_a_python_on_path(agent: Agent) -> None:
 
 
 async def test_what_is_run_is_told_that_no_person_watches(agent: Agent) -> None:
-    said = await agent.told("exec", command="echo $TERM $NO_COLOR $PAGER; git var GIT_EDITOR")
-    assert said == "dumb 1 cat\ntrue\n"
+    said = await agent.told("exec", command="echo $TERM $PAGER; git var GIT_EDITOR")
+    assert said == "dumb cat\ntrue\n"
+
+
+@pytest.mark.parametrize("colour", ["FORCE_COLOR=1", "FORCE_COLOR=3"])
+async def test_colours_may_be_asked_for_without_a_warning(agent: Agent, colour: str) -> None:
+    assert await agent.told("exec", command=f"{colour} node -e 'console.log(1)'") == "1\n"
 
 
 async def test_git_merges_amends_and_rebases_without_an_editor(agent: Agent) -> None:
