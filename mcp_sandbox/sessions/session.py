@@ -553,7 +553,8 @@ async def _ended(entered: AdmittedCall, result: ExecResult) -> ExecResult:
         return replace(result, killed_because=str(held.guard.problem))
     if result.success:
         return result
-    return replace(result, limit=str(full or explain_limit(result, held.sandbox.facts.limits)))
+    met = explain_limit(result, held.sandbox.facts.limits, proxied=held.doors is not None)
+    return replace(result, limit=str(full or met))
 
 
 def _check_notebook(name: str, language: Language) -> None:

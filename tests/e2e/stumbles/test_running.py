@@ -144,6 +144,25 @@ async def test_colours_may_be_asked_for_without_a_warning(agent: Agent, colour: 
     assert await agent.told("exec", command=f"{colour} node -e 'console.log(1)'") == "1\n"
 
 
+PROXIED = {"network": "allowlist", "egress": {"allow": ["api.example.com"]}}
+
+
+@pytest.mark.parametrize("settings", [PROXIED])
+@pytest.mark.parametrize(
+    "command",
+    [
+        "python3 -c 'import socket; socket.create_connection((\"api.example.com\", 443))'",
+        'node -e \'require("net").connect(443, "api.example.com")\'',
+        "git clone git@api.example.com:a/b",
+        "curl -sS --noproxy '*' https://api.example.com",
+    ],
+)
+async def test_what_knows_no_proxy_is_told_what_works(agent: Agent, command: str) -> None:
+    said = await failed(agent, command)
+    assert "[no names are looked up here, and connections go by the proxy in HTTPS_PROXY" in said
+    assert OFFLINE not in said
+
+
 async def test_git_merges_amends_and_rebases_without_an_editor(agent: Agent) -> None:
     command = (
         "cd $(mktemp -d) && git init -q -b main . && git config user.email a@example.com && "
