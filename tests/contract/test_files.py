@@ -111,7 +111,7 @@ _REFUSED: dict[str, tuple[Call, type[errors.CallerError], str]] = {
     "glob in a missing directory": (lambda s: s.glob("*", "no"), errors.NotFound, "no such file"),
     "glob in a file": (lambda s: s.glob("*", "file"), errors.WrongKind, "use read_file"),
     "grep nothing": (lambda s: s.grep(""), errors.InvalidArgument, "empty"),
-    "grep over lines": (lambda s: s.grep("a\nb"), errors.InvalidArgument, "within one line"),
+    "grep a NUL": (lambda s: s.grep("a\0b"), errors.InvalidArgument, "NUL byte"),
     "grep no expression": (lambda s: s.grep("("), errors.InvalidArgument, "no regular expression"),
     "grep a wrong glob": (
         lambda s: s.grep("x", glob="../*"),
@@ -251,6 +251,11 @@ async def test_lists_globs_and_searches_find_what_is_there(session: Session) -> 
         *("full/sub/leaf:1:content", "locked:1:one"),
     )
     assert (await session.grep("nowhere")).lines == ()
+    # One dialect, whichever ripgrep there is, or none.
+    assert (await session.grep(r"one\ntwo$", "file")).lines == ("file:1:one", "file:2:two")
+    assert (await session.grep(r"\<t[[:alpha:]]o\>", "file")).lines == ("file:2:two",)
+    assert (await session.grep(r"one\|two", "file")).hint.endswith(": one|two matches")
+    assert (await session.glob("full")).hint.startswith("full is a directory")
     assert (await session.grep("o", "file", limit=1)).truncated
 
 
