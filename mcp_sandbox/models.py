@@ -416,11 +416,12 @@ class Listing:
 
 @dataclass(frozen=True)
 class GlobResult:
-    """Matching paths, newest first."""
+    """Matching paths, newest first; `hint` says why there may be none."""
 
     paths: tuple[str, ...]
     total: int
     truncated: bool
+    hint: str = ""
 
 
 @dataclass(frozen=True)
@@ -431,6 +432,7 @@ class GrepResult:
     matches: int
     files: int
     truncated: bool
+    hint: str = ""
 
 
 @dataclass(frozen=True)

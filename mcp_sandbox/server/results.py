@@ -422,7 +422,7 @@ def format_glob(result: models.GlobResult) -> CallToolResult:
     lines = take_fitting(map(show_name, result.paths), _OUTPUT_BYTES)
     truncated = result.truncated or len(lines) < len(result.paths)
     note = f"[{len(lines):,} of {result.total:,} or more shown: narrow the pattern or the path]"
-    notes = [note] if lines and truncated else [] if lines else ["[nothing matches]"]
+    notes = [note] if lines and truncated else [] if lines else [_say_nothing(result)]
     meta = {"shown": len(lines), "total": result.total, "truncated": truncated}
     return texts(["\n".join(lines), *notes], meta)
 
@@ -433,9 +433,15 @@ def format_grep(result: models.GrepResult) -> CallToolResult:
     truncated = result.truncated or len(lines) < len(result.lines)
     matches, files = _count(result.matches, "match", "matches"), _count(result.files, "file")
     cut = "; shortened: narrow the pattern, path or glob" if truncated else ""
-    note = f"[{matches} in {files}{cut}]" if lines else "[nothing matches]"
+    note = f"[{matches} in {files}{cut}]" if lines else _say_nothing(result)
     meta = {"matches": result.matches, "files": result.files, "truncated": truncated}
     return texts(["\n".join(lines), note], meta)
+
+
+def _say_nothing(result: models.GlobResult | models.GrepResult) -> str:
+    unsure = "not all was looked at, so narrow the path or the glob"
+    hint = unsure if result.truncated else clip(show_name(result.hint), 1_000)
+    return f"[nothing matches{hint and ': '}{hint}]"
 
 
 def delete_result(result: models.DeleteResult) -> CallToolResult:

@@ -369,6 +369,10 @@ def test_edit_shows_the_diff_and_a_dry_run_says_that_nothing_was_written() -> No
 
 
 def test_glob_and_grep_say_when_nothing_matches() -> None:
+    hinted = GrepResult((), 0, 0, truncated=False, hint="a|b\x1b matches")
+    assert text_of(results.format_grep(hinted)) == "[nothing matches: a|b␛ matches]"
+    unsure = GlobResult((), 0, truncated=True)
+    assert "not all was looked at" in text_of(results.format_glob(unsure))
     assert text_of(results.format_glob(GlobResult((), 0, truncated=False))) == "[nothing matches]"
     assert text_of(results.format_grep(GrepResult((), 0, 0, truncated=False))) == (
         "[nothing matches]"

@@ -160,7 +160,7 @@ class Worker:
         signal.signal(signal.SIGTERM, _abort)
         try:
             self._say(e="begin")
-            result = operate(job["args"], fds[0], fds[1], bytes.fromhex(job["end"]))
+            result = operate(job["args"], fds[0], fds[1], bytes.fromhex(job["end"]), fds[2])
             self._say(e="done", result=result)
         except SystemExit as exc:
             raise OpError("cancelled", "the call was cancelled") from exc
