@@ -171,6 +171,50 @@ async def test_processes_that_begin_anew_have_the_code_and_its_place(
     assert (result.stdout, result.stderr) == ("True class Of: pass\n" * 2 + "0\n" * 2, "")
 
 
+RETURNS = {
+    "a block": ("for a in 1 2; do\n  echo $a\ndone", "1\n2\n"),
+    "a folder": ("mkdir -p dd\nls", "dd\n"),
+    "a document": ("cat <<END\n$((1 + 1))\nEND\necho on", "2\non\n"),
+    "literal documents": ("cat <<'E' - <<-\\F /dev/fd/0\nx\nE\n\ty\n\tF\necho on", "y\r\non\n"),
+    "no documents": ("# <<'E'\necho \"<<'E'\"\necho $((1 << 2))\nE=1", "<<'E'\n4\n"),
+}
+
+
+@pytest.mark.parametrize("what", RETURNS)
+async def test_carriage_returns_at_ends_of_lines_are_no_part_of_a_script(
+    session: Session, what: str
+) -> None:
+    code, printed = RETURNS[what]
+    code = code.replace("\n", "\r\n") + "\r\n"
+    for result in (await session.exec(code), await session.run_code(code, "bash")):
+        assert (result.stdout, result.stderr) == (printed, "")
+        assert ["carriage returns" in line for line in result.shell] == [True]
+    await session.exec("rm -rf dd")
+
+
+async def test_carriage_returns_that_are_meant_are_kept(session: Session) -> None:
+    result = await session.exec("cat <<'E'\na\r\nE\nprintf 'b\rc\n'")
+    assert (result.stdout, result.shell) == ("a\r\nb\rc\n", ())
+
+
+ENCODINGS = {
+    "python": "# -*- coding: latin-1 -*-\nprint('é')\n# é\nraise ValueError('ü')  # ü",
+    "python, second line": "#!/bin/python\r\n# vim: set fileencoding=utf-16 :\r\nprint('é')\r\n",
+    "python, marked": "\ufeff# coding: ascii\nprint('é')",
+    "python, no cookie": 'print("""é\n# coding: latin-1""", end="\\n")',
+    "bash": "\ufeffecho é",
+    "javascript": "\ufeffconsole.log('é')",
+}
+
+
+@pytest.mark.parametrize("what", ENCODINGS)
+async def test_code_is_text_whatever_it_says_of_its_encoding(session: Session, what: str) -> None:
+    code, language = ENCODINGS[what], cast("Language", what.partition(",")[0])
+    result = await session.run_code(code, language)
+    assert result.stdout == ("é\n" if "no" not in what else "é\n# coding: latin-1\n")
+    assert result.success or "raise ValueError('ü')  # ü\n" in result.stderr
+
+
 async def test_python_imports_what_lies_in_the_workspace(session: Session) -> None:
     await session.write_file("helper.py", b"answer = 42\n")
     assert (await session.run_code("import helper; print(helper.answer)")).stdout == "42\n"
