@@ -3,12 +3,13 @@
 Its processes outlive the call that started them.
 """
 
+import re
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from anyio import CancelScope
+from anyio import CancelScope, to_thread
 
 from mcp_sandbox.config.values import DAY_S
 from mcp_sandbox.egress.ways_out import Way
@@ -41,6 +42,7 @@ from mcp_sandbox.models import (
     WorkspaceUsage,
     WriteResult,
 )
+from mcp_sandbox.reading.shell import drop_returns
 from mcp_sandbox.runner.wire.protocol import VERSION
 from mcp_sandbox.runtime.doors import Handler
 from mcp_sandbox.runtime.processes import Key, Stop
@@ -54,6 +56,11 @@ from mcp_sandbox.sessions.skills import ChatSkills
 
 Run = Callable[..., Awaitable[ExecResult]]
 _FIGURES_READ = 10
+# In which Python names the encoding of a file; code comes as text, and is a file of UTF-8.
+_ENCODING = re.compile(r"\A((?:[ \t\f]*(?:#.*)?\n)??[ \t\f]*#.*?coding[:=][ \t]*)[-\w.]+", re.A)
+_RETURNS = (
+    "carriage returns at ends of lines were left out: bash would take them for parts of words"
+)
 # One line "name version" for each program found; all are asked at once, with a time limit each.
 _ASK = r"""
 ask() {
@@ -260,6 +267,7 @@ class Session:
         """
         if notebook is not None:
             _check_notebook(notebook, language)
+        code, remarks = await _plain(code, language)
         given = {"code": code, "language": language, "notebook": notebook}
         async with self._enter("run_code", 0, leave, **given) as entered:
             result = await entered.runtime.run_code(
@@ -271,7 +279,7 @@ class Session:
                 on_output=on_output,
                 leave=entered.leaving(wait_s),
             )
-            return await _ended(entered, result)
+            return await _ended(entered, result, remarks)
 
     async def exec(  # noqa: PLR0913 - what a command can be given
         self,
@@ -301,6 +309,8 @@ class Session:
         Raises:
             CommandFailed: with `check`, it did not succeed.
         """
+        plain = await _plain(command, "bash") if isinstance(command, str) else (command, ())
+        command, remarks = plain
         given = stdin.encode() if isinstance(stdin, str) else stdin or b""
         told = {"command": command, "cwd": cwd, "env": env, "stdin": stdin, "shell": shell}
         # A command whose stdout is taken is waited for until it ends.
@@ -319,7 +329,7 @@ class Session:
                 take=take,
                 leave=None if stays else entered.leaving(wait_s),
             )
-            result = await _ended(entered, result)
+            result = await _ended(entered, result, remarks)
         if check and not (result.success or result.running):
             ended = f"signal {result.signal}" if result.signal else f"exit code {result.exit_code}"
             why = "its time limit" if result.timed_out else ended
@@ -534,7 +544,16 @@ class Session:
         return self._gate.enter(Action(self.chat, what, arguments, size, leave, self._judged))
 
 
-async def _ended(entered: AdmittedCall, result: ExecResult) -> ExecResult:
+async def _plain(code: str, language: Language) -> tuple[str, tuple[str, ...]]:
+    """Return code as its interpreter should get it, and what is to be said of that."""
+    code = code.removeprefix("\ufeff")
+    if language != "bash" or "\r" not in code:
+        return _ENCODING.sub(r"\1utf-8", code) if language == "python" else code, ()
+    plain = await to_thread.run_sync(drop_returns, code)
+    return plain, (_RETURNS,) * (plain != code)
+
+
+async def _ended(entered: AdmittedCall, result: ExecResult, remarks: tuple[str, ...]) -> ExecResult:
     """Return the result of a command with its figures, limits met and lines of trouble."""
     held, full = entered.held, entered.full
     entered.grew = result.changed_files != ()
@@ -546,7 +565,7 @@ async def _ended(entered: AdmittedCall, result: ExecResult) -> ExecResult:
         result = replace(result, trouble_lines=await _troubles(look, kept))
     result = await with_figures(entered.runtime, result)
     offline = held.doors is None and held.sandbox.facts.network.startswith("none")
-    result = replace(result, offline=offline)
+    result = replace(result, offline=offline, shell=(*remarks, *result.shell))
     if result.running:
         return result
     if entered.stop.cancelled_caught:

@@ -172,6 +172,8 @@ class Command:
             job["env"] = {"TERM": "xterm-256color", **drop_unwatched(self._args["env"])}
         language = self._args.get("language")
         argv = _ARGV[language] if language else self._args["argv"]
+        if self._args.get("is_script"):
+            argv = [*argv, os.path.join(self._args["workspace"], "bash")]
         # A full path: PATH begins with directories that would be searched first.
         program = "/bin/bash" if language == "bash" else argv[0]
         gated = language == "bash"

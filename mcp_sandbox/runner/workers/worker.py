@@ -14,6 +14,7 @@ from mcp_sandbox.runner.files import kept
 from mcp_sandbox.runner.kernel import processes
 from mcp_sandbox.runner.kernel.native import Socket, close, make_socket_pair, receive, send, signal
 from mcp_sandbox.runner.wire.protocol import MAX_HEADER, OpError
+from mcp_sandbox.runner.workers.child import code_path
 from mcp_sandbox.runner.workers.programs import SHIELDED, lower_priority
 
 TYPE_CHECKING = False
@@ -247,11 +248,6 @@ def _await(main: int | None) -> tuple[int, bool]:
         if pid == main:
             # Collect what ended together with it, without waiting for the others.
             status, options = ended, os.WNOHANG
-
-
-def code_path(name: str) -> str:
-    """Return the path of a call's code while it runs."""
-    return f"/tmp/run-{name}.py"
 
 
 def remove_code(name: str) -> None:
