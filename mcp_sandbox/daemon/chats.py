@@ -63,6 +63,10 @@ stage=${{p%/*}}/.~mcp-$3
 mkdir -m 700 "$stage" && tar -xpof - -C "$stage" && chmod u+w "$stage/x" &&
   mv -fT "$stage/x" "$p" && rmdir "$stage"
 """
+_SAME = (
+    *("state", "server", "backend", "image", "busy", "background"),
+    *("assistant", "unsaved", "folder"),
+)
 _GIVEN = ("assistant", "chat", "connector", "timeout_s")
 
 
@@ -86,6 +90,7 @@ class ChatControl:
             "approvals": self._approvals,
             "backup": self._backup,
             "project": self._project,
+            "trash": self._trash,
         }
 
     async def _list(self, arguments: JsonObject) -> JsonObject:
@@ -186,6 +191,19 @@ class ChatControl:
             found = [saved] if saved else []
         return {"chat": str(chat), "backups": [each.model_dump(mode="json") for each in found]}
 
+    async def _trash(self, arguments: JsonObject) -> JsonObject:
+        """List the trash, the latest last, or put the latest of a `chat` back, as chat `new`."""
+        manager, name = await self._manager(), arguments.get("chat")
+        found = [each for each in await manager.trashed(measured=not name) if each.chat]
+        if not name:
+            rows = [(str(each.chat), each.allocated_bytes, each.discarded_at) for each in found]
+            return {"trash": [dict(zip(("chat", "size", "at"), row, strict=True)) for row in rows]}
+        last = {each.chat: each for each in found if each.chat}
+        chat = find_chat(name, last, "trash list")
+        new = ChatId(chat.user, arguments.get("new") or chat.chat)
+        await manager.take_back(new, last[chat])
+        return {"chat": str(new)}
+
     async def _find_named(self, arguments: JsonObject) -> tuple[SessionManager, ChatId]:
         manager = await self._manager()
         chats = [status.chat for status in await manager.list()]
@@ -226,26 +244,13 @@ class ChatControl:
 
 
 def _make_row(status: SessionStatus) -> dict[str, Any]:
-    return {
-        "user": status.chat.user,
-        "chat": status.chat.chat,
-        "state": status.state,
-        "server": status.server,
-        "backend": status.backend,
-        "sandbox": status.sandbox_id,
-        "created": status.created_at.isoformat(),
-        "last_used": status.last_used_at.isoformat(),
-        "image": status.image,
-        "busy": status.busy,
-        "background": status.background,
-        "assistant": status.assistant,
-        "saved": status.saved_at and status.saved_at.isoformat(),
-        "unsaved": status.unsaved,
-        "folder": status.folder,
-    }
+    at = {"created": status.created_at, "last_used": status.last_used_at, "saved": status.saved_at}
+    times = {name: moment and moment.isoformat() for name, moment in at.items()}
+    same = {name: getattr(status, name) for name in _SAME}
+    return {**asdict(status.chat), "sandbox": status.sandbox_id, **times, **same}
 
 
-def find_chat(text: str, chats: Collection[ChatId]) -> ChatId:
+def find_chat(text: str, chats: Collection[ChatId], shown_by: str = "ls") -> ChatId:
     """Return the chat called `text`, else the one whose id or user/id begins with it.
 
     Raises:
@@ -265,7 +270,7 @@ def find_chat(text: str, chats: Collection[ChatId]) -> ChatId:
             names, more = sorted(map(str, found))[:_MOST_SHOWN], len(found) - _MOST_SHOWN
             listed = ", ".join(names) + (f" or one of {more} others" if more > 0 else "")
             raise Ambiguous(f"{text!r} could mean {listed}: write more of the name")
-    raise NotFound(f"no chat is called {text!r}: `mcp-sandbox ls` lists them")
+    raise NotFound(f"no chat is called {text!r}: `mcp-sandbox {shown_by}` lists them")
 
 
 async def _read_frames(connection: TimedStream) -> AsyncGenerator[bytes]:

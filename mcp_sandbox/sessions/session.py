@@ -500,9 +500,9 @@ class Session:
             return "The sandbox was replaced; files in /workspace and the home are kept."
         self.skills.forget()
         return (
-            "The sandbox was replaced and /workspace is empty; no skill is active. The operator "
-            "can restore the old files for 24 hours, or until the next such reset. The home "
-            "directory is kept."
+            "The sandbox was replaced and /workspace is empty; no skill is active. For 24 hours, "
+            "or until the next such reset, the user can bring the old files back by `mcp-sandbox "
+            f"trash restore {self.chat}`. The home directory is kept."
         )
 
     async def network_access(
