@@ -18,6 +18,7 @@ from mcp_sandbox.daemon.control_client import JsonObject
 from mcp_sandbox.daemon.daemon import while_connected
 from mcp_sandbox.errors import (
     Ambiguous,
+    CallerError,
     ConfigError,
     InvalidArgument,
     NotFound,
@@ -33,6 +34,8 @@ from mcp_sandbox.runner.wire.terminal_frames import (
     Frames,
     frame,
 )
+from mcp_sandbox.sessions.approvals import Approval
+from mcp_sandbox.sessions.doors import Egress
 from mcp_sandbox.sessions.manager import SessionManager
 from mcp_sandbox.sessions.session import Session
 from mcp_sandbox.workspace.projects import PROJECT
@@ -151,10 +154,13 @@ class ChatControl:
 
     async def _approvals(self, arguments: JsonObject) -> JsonObject:
         """Show or answer calls that wait for approval: `do` is list, show or answer."""
-        approvals, do = (await self._manager()).approvals, arguments["do"]
+        manager, do = await self._manager(), arguments["do"]
+        approvals, found = manager.approvals, list[JsonObject]()
         if do == "list":
-            found = await approvals.list()
-            return {"approvals": [{**asdict(each), "chat": str(chat)} for chat, each in found]}
+            for chat, each in await approvals.list():
+                if not await _is_granted(manager.egress, chat, each):
+                    found.append({**asdict(each), "chat": str(chat)})
+            return {"approvals": found}
         chat, approval = await approvals.find(str(arguments.get("id")))
         if do == "answer":
             word, by = arguments["word"], str(arguments.get("by"))
@@ -241,6 +247,15 @@ class ChatControl:
                 await connection.send(frame(ERROR, str(exc).encode()[:MAX_BYTES]))
             else:
                 await connection.send(frame(END, json.dumps(asdict(ended)).encode()))
+
+
+async def _is_granted(egress: Egress | None, chat: ChatId, asked: Approval) -> bool:
+    """Return whether hosts that a question is about have been allowed in another way."""
+    hosts = [each.partition(" ")[2] for each in asked.about]
+    with suppress(CallerError):
+        if egress and (asked.what, asked.state) == ("network_access", "open"):
+            return not await egress.find_missing(chat, hosts, read=asked.effect.startswith("Read"))
+    return False
 
 
 def _make_row(status: SessionStatus) -> dict[str, Any]:
