@@ -1,4 +1,4 @@
-"""The Claude command line, as of version 2.1.328."""
+"""The Claude command line, as of version 2.1.332."""
 
 import json
 import secrets

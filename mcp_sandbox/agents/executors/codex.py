@@ -1,4 +1,4 @@
-"""The Codex command line, as of version 0.169; its model service speaks the Responses API."""
+"""The Codex command line, as of version 0.171; its model service speaks the Responses API."""
 
 import json
 from base64 import b64decode
