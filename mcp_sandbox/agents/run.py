@@ -117,7 +117,7 @@ class Agent:
         async with self.memory.hold(conversation) if resume and self.memory else nullcontext():
             if self._tasks is None:
                 raise errors.Draining("the agent is closed: open it again")
-            run = _Listener(executor, conversation if resume else "")
+            run = _Listener(executor, conversation, resume)
             self._runs.add(run)
             self._tasks.start_soon(self._run, run, messages)
             try:
@@ -173,7 +173,7 @@ class Agent:
             run.ended.set()
 
     async def _run_between_hooks(self, run: "_Listener", messages: Messages) -> None:
-        options = {"assistant": self.assistant.name, "resume": bool(run.resumed)}
+        options = {"assistant": self.assistant.name, "resume": run.resume}
         known = await self.memory.load() if self.memory else {}
         calls = self.read_file, self.write_file, self.list_dir, self.exec
         computer = Computer(*calls) if self.sandbox else None
@@ -215,7 +215,7 @@ class Agent:
         until_s = anyio.current_time() + self.timeout_s
         folder = f"/tmp/mcp-sandbox-run-{secrets.token_hex(8)}"  # noqa: S108 - inside
         try:
-            run = Run(folder, conversation, way, listener.resumed)
+            run = Run(folder, conversation, way, listener.kept_as)
             program = await _prepare_program(listener, run, self.sandbox)
             result = await self.session.exec(
                 program.argv,
@@ -267,8 +267,8 @@ class Agent:
 class _Listener:
     """Hears one run of an executor, and tells its events to their receiver."""
 
-    def __init__(self, executor: Executor, resumed: str) -> None:
-        self.executor, self.resumed = executor, resumed
+    def __init__(self, executor: Executor, kept_as: str, resume: bool) -> None:
+        self.executor, self.kept_as, self.resume = executor, kept_as, resume
         self.telling, self.told = anyio.create_memory_object_stream[list[Event]]()
         self.scope, self.ended = anyio.CancelScope(), anyio.Event()
         self.error: errors.SandboxError | None = None
@@ -321,11 +321,11 @@ class _Listener:
         )
 
 
-async def _ready(executor: Executor, session: Session, resumed: str = "", folder: str = "") -> str:
-    """Make the sandbox ready for the program; the record of the conversation, if there is one."""
+async def _ready(executor: Executor, session: Session, kept_as: str = "", folder: str = "") -> str:
+    """Make the sandbox ready for the program; the conversation's last record, if there is one."""
     name, image = executor.name, executor.image
     script = f"command -v {name} >/dev/null || exit 127\n{_FOLDER}{executor.prepare}"
-    result = await session.exec(["/bin/sh", "-c", script, "sh", resumed, folder], timeout_s=60)
+    result = await session.exec(["/bin/sh", "-c", script, "sh", kept_as, folder], timeout_s=60)
     if result.success:
         return result.stdout.strip()
     why = result.stderr.strip() or f"sh ended with {result.exit_code}"
@@ -338,11 +338,11 @@ async def _ready(executor: Executor, session: Session, resumed: str = "", folder
 
 async def _prepare_program(listener: _Listener, run: Run, session: Session) -> Program:
     try:
-        record = await _ready(listener.executor, session, run.resumed, run.folder)
-        if record:
+        record = await _ready(listener.executor, session, run.kept_as, run.folder)
+        if listener.resume and record:
             last = replace(run.conversation, turns=run.conversation.turns[-1:])
             run = replace(run, record=record, conversation=last)
-        elif run.resumed:
+        elif listener.resume:
             await listener.tell([Notice(_ANEW)])
         program = listener.executor.command(run)
         for name, data in program.files.items():

@@ -28,6 +28,7 @@ from mcp_sandbox.cli.options import (
     socket_path,
     table,
     tell,
+    utc,
 )
 from mcp_sandbox.config import Config
 from mcp_sandbox.config.environment import setting_variables, state_folder
@@ -232,12 +233,35 @@ def resume(chat: Chat, socket: Socket = None) -> None:
 
 
 def rm(chat: Chat, yes: Yes = False, socket: Socket = None) -> None:
-    """Remove a chat: end its sandbox, and move its files to the trash for a day."""
+    """Remove a chat; for a day `trash restore` brings it back."""
     name = answer(socket, "find", {"chat": chat})["chat"]
     question = f"Remove the chat {name} with all its files?"
     agreed(yes, question, "nothing was removed; --yes removes without asking")
     answer(socket, "remove", {"chat": name})
-    print(f"{name}: removed; its files are in the trash for 24 hours")
+    print(f"{name}: removed; for 24 hours `mcp-sandbox trash restore {name}` brings it back")
+
+
+trash = typer.Typer(no_args_is_help=True, help="See and bring back the files of removed chats.")
+
+
+@trash.command(name="list")
+def list_trash(as_json: AsJson = False, socket: Socket = None) -> None:
+    """List what `rm`, `gc` and resets threw away in the last 24 hours, the latest last."""
+    found = answer(socket, "trash", {})["trash"]
+    rows = ((row["chat"], show_bytes(row["size"]), utc(row["at"])) for row in found)
+    made = table("chat", "size", "since", rows=rows) if found else "the trash is empty"
+    tell(found, made, as_json=as_json)
+
+
+@trash.command(name="restore")
+def take_back(
+    chat: Chat,
+    new: Annotated[str, typer.Argument(metavar="[NEW]", help="The chat that gets them.")] = "",
+    socket: Socket = None,
+) -> None:
+    """Bring back the last files of a chat; those that it has now go to the trash."""
+    done = answer(socket, "trash", {"chat": chat, "new": new})
+    print(f"{done['chat']}: the files are back; those that it had are in the trash")
 
 
 backup = typer.Typer(no_args_is_help=True, help="Save the files of chats, and bring them back.")

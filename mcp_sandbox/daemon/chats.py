@@ -18,6 +18,7 @@ from mcp_sandbox.daemon.control_client import JsonObject
 from mcp_sandbox.daemon.daemon import while_connected
 from mcp_sandbox.errors import (
     Ambiguous,
+    CallerError,
     ConfigError,
     InvalidArgument,
     NotFound,
@@ -33,6 +34,8 @@ from mcp_sandbox.runner.wire.terminal_frames import (
     Frames,
     frame,
 )
+from mcp_sandbox.sessions.approvals import Approval
+from mcp_sandbox.sessions.doors import Egress
 from mcp_sandbox.sessions.manager import SessionManager
 from mcp_sandbox.sessions.session import Session
 from mcp_sandbox.workspace.projects import PROJECT
@@ -63,6 +66,10 @@ stage=${{p%/*}}/.~mcp-$3
 mkdir -m 700 "$stage" && tar -xpof - -C "$stage" && chmod u+w "$stage/x" &&
   mv -fT "$stage/x" "$p" && rmdir "$stage"
 """
+_SAME = (
+    *("state", "server", "backend", "image", "busy", "background"),
+    *("assistant", "unsaved", "folder"),
+)
 _GIVEN = ("assistant", "chat", "connector", "timeout_s")
 
 
@@ -86,6 +93,7 @@ class ChatControl:
             "approvals": self._approvals,
             "backup": self._backup,
             "project": self._project,
+            "trash": self._trash,
         }
 
     async def _list(self, arguments: JsonObject) -> JsonObject:
@@ -146,10 +154,13 @@ class ChatControl:
 
     async def _approvals(self, arguments: JsonObject) -> JsonObject:
         """Show or answer calls that wait for approval: `do` is list, show or answer."""
-        approvals, do = (await self._manager()).approvals, arguments["do"]
+        manager, do = await self._manager(), arguments["do"]
+        approvals, found = manager.approvals, list[JsonObject]()
         if do == "list":
-            found = await approvals.list()
-            return {"approvals": [{**asdict(each), "chat": str(chat)} for chat, each in found]}
+            for chat, each in await approvals.list():
+                if not await _is_granted(manager.egress, chat, each):
+                    found.append({**asdict(each), "chat": str(chat)})
+            return {"approvals": found}
         chat, approval = await approvals.find(str(arguments.get("id")))
         if do == "answer":
             word, by = arguments["word"], str(arguments.get("by"))
@@ -185,6 +196,19 @@ class ChatControl:
             saved = await manager.backups.save(chat)
             found = [saved] if saved else []
         return {"chat": str(chat), "backups": [each.model_dump(mode="json") for each in found]}
+
+    async def _trash(self, arguments: JsonObject) -> JsonObject:
+        """List the trash, the latest last, or put the latest of a `chat` back, as chat `new`."""
+        manager, name = await self._manager(), arguments.get("chat")
+        found = [each for each in await manager.trashed(measured=not name) if each.chat]
+        if not name:
+            rows = [(str(each.chat), each.allocated_bytes, each.discarded_at) for each in found]
+            return {"trash": [dict(zip(("chat", "size", "at"), row, strict=True)) for row in rows]}
+        last = {each.chat: each for each in found if each.chat}
+        chat = find_chat(name, last, "trash list")
+        new = ChatId(chat.user, arguments.get("new") or chat.chat)
+        await manager.take_back(new, last[chat])
+        return {"chat": str(new)}
 
     async def _find_named(self, arguments: JsonObject) -> tuple[SessionManager, ChatId]:
         manager = await self._manager()
@@ -225,27 +249,23 @@ class ChatControl:
                 await connection.send(frame(END, json.dumps(asdict(ended)).encode()))
 
 
+async def _is_granted(egress: Egress | None, chat: ChatId, asked: Approval) -> bool:
+    """Return whether hosts that a question is about have been allowed in another way."""
+    hosts = [each.partition(" ")[2] for each in asked.about]
+    with suppress(CallerError):
+        if egress and (asked.what, asked.state) == ("network_access", "open"):
+            return not await egress.find_missing(chat, hosts, read=asked.effect.startswith("Read"))
+    return False
+
+
 def _make_row(status: SessionStatus) -> dict[str, Any]:
-    return {
-        "user": status.chat.user,
-        "chat": status.chat.chat,
-        "state": status.state,
-        "server": status.server,
-        "backend": status.backend,
-        "sandbox": status.sandbox_id,
-        "created": status.created_at.isoformat(),
-        "last_used": status.last_used_at.isoformat(),
-        "image": status.image,
-        "busy": status.busy,
-        "background": status.background,
-        "assistant": status.assistant,
-        "saved": status.saved_at and status.saved_at.isoformat(),
-        "unsaved": status.unsaved,
-        "folder": status.folder,
-    }
+    at = {"created": status.created_at, "last_used": status.last_used_at, "saved": status.saved_at}
+    times = {name: moment and moment.isoformat() for name, moment in at.items()}
+    same = {name: getattr(status, name) for name in _SAME}
+    return {**asdict(status.chat), "sandbox": status.sandbox_id, **times, **same}
 
 
-def find_chat(text: str, chats: Collection[ChatId]) -> ChatId:
+def find_chat(text: str, chats: Collection[ChatId], shown_by: str = "ls") -> ChatId:
     """Return the chat called `text`, else the one whose id or user/id begins with it.
 
     Raises:
@@ -265,7 +285,7 @@ def find_chat(text: str, chats: Collection[ChatId]) -> ChatId:
             names, more = sorted(map(str, found))[:_MOST_SHOWN], len(found) - _MOST_SHOWN
             listed = ", ".join(names) + (f" or one of {more} others" if more > 0 else "")
             raise Ambiguous(f"{text!r} could mean {listed}: write more of the name")
-    raise NotFound(f"no chat is called {text!r}: `mcp-sandbox ls` lists them")
+    raise NotFound(f"no chat is called {text!r}: `mcp-sandbox {shown_by}` lists them")
 
 
 async def _read_frames(connection: TimedStream) -> AsyncGenerator[bytes]:

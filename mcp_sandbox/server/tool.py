@@ -33,7 +33,7 @@ from mcp_sandbox.json_size import check_json_size
 from mcp_sandbox.models import Language
 from mcp_sandbox.server.consent import Consent
 from mcp_sandbox.server.errors import readable_errors, sole_error, text_for_model
-from mcp_sandbox.server.identity import Request
+from mcp_sandbox.server.identity import Request, suit_client
 from mcp_sandbox.server.results import RESULT_KEY, texts, with_notices
 from mcp_sandbox.server.text import clip, show_name
 from mcp_sandbox.sessions.approvals import asks
@@ -236,7 +236,8 @@ class SandboxTool(Tool, arbitrary_types_allowed=True):
             news.append(f"{self.name}, for which your client did not wait: {text[-_TOLD:]}")
             while news:
                 session.tell_news(news.pop(0))
-        return with_notices(_add_grade(result, record), news)
+        result = with_notices(_add_grade(result, record), news)
+        return suit_client(result, client.client_info.name) if client else result
 
 
 def _add_grade(result: CallToolResult, record: CallRecord) -> CallToolResult:

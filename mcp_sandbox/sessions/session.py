@@ -7,6 +7,7 @@ import re
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from anyio import CancelScope, to_thread
@@ -509,9 +510,9 @@ class Session:
             return "The sandbox was replaced; files in /workspace and the home are kept."
         self.skills.forget()
         return (
-            "The sandbox was replaced and /workspace is empty; no skill is active. The operator "
-            "can restore the old files for 24 hours, or until the next such reset. The home "
-            "directory is kept."
+            "The sandbox was replaced and /workspace is empty; no skill is active. For 24 hours, "
+            "or until the next such reset, the user can bring the old files back by `mcp-sandbox "
+            f"trash restore {self.chat}`. The home directory is kept."
         )
 
     async def network_access(
@@ -537,11 +538,20 @@ class Session:
         how = "to read and write" if write else "to read"
         return f"the user allows {', '.join(missing)} {how}: connect again"
 
-    def _enter(
+    @asynccontextmanager
+    async def _enter(
         self, what: str, size: int = 0, leave: CancelScope | None = None, /, **arguments: object
-    ) -> AbstractAsyncContextManager[AdmittedCall]:
-        leave = leave or CancelScope()
-        return self._gate.enter(Action(self.chat, what, arguments, size, leave, self._judged))
+    ) -> AsyncGenerator[AdmittedCall]:
+        action = Action(self.chat, what, arguments, size, leave or CancelScope(), self._judged)
+        async with self._gate.enter(action) as entered:
+            explain = partial(entered.held.project.explain, arguments.values())
+            try:
+                yield entered
+            except CallerError as exc:
+                exc.args = (f"{exc}; {explain()}".removesuffix("; "), *exc.args[1:])
+                raise
+            if entered.record.exit_code and (where := explain()):
+                self.tell_news(where)
 
 
 async def _plain(code: str, language: Language) -> tuple[str, tuple[str, ...]]:

@@ -1,4 +1,4 @@
-"""What the lines of the Claude command line mean, as version 2.1.328 prints them."""
+"""What the lines of the Claude command line mean, as version 2.1.332 prints them."""
 
 import json
 from collections.abc import Iterator
