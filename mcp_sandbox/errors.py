@@ -22,11 +22,17 @@ A message says what happened and what to do next. A non-zero exit code, a timeou
 output and truncated output are results, not errors.
 """
 
+import re
 from typing import Any
+
+_FOREIGN = re.compile(r"\[Errno -?\d+\] |Value error, |Input (?=should)")
 
 
 class SandboxError(Exception):
-    """Base of every error of this package."""
+    """Base of every error of this package; as text it leaves out the words of libraries."""
+
+    def __str__(self) -> str:
+        return _FOREIGN.sub("", super().__str__())
 
 
 class CallerError(SandboxError):
@@ -91,6 +97,8 @@ class CommandFailed(CallerError):
     def __init__(self, message: str, result: Any) -> None:  # noqa: ANN401 - values are above us
         super().__init__(message)
         self.result = result
+
+    __str__ = Exception.__str__  # Not ours: what it quotes is the command's own.
 
 
 class OperatorError(SandboxError):

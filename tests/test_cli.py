@@ -1,5 +1,6 @@
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,14 +14,15 @@ import typer
 from typer.testing import CliRunner
 
 from mcp_sandbox.cli import cli
+from mcp_sandbox.errors import ConfigError
 from tests.daemon.running import ended
 
 ENVIRONMENT = {name: os.environ[name] for name in ("PATH", "LANG") if name in os.environ}
 
 
-def run(*arguments: str, home: Path) -> subprocess.CompletedProcess[str]:
+def run(*arguments: str, home: Path, **more: str) -> subprocess.CompletedProcess[str]:
     """Run the command line as a user would, with an empty home and nothing on stdin."""
-    done = anyio.run(partial(ended, arguments, env={**ENVIRONMENT, "HOME": str(home)}))
+    done = anyio.run(partial(ended, arguments, env={**ENVIRONMENT, "HOME": str(home), **more}))
     return subprocess.CompletedProcess(arguments, done.code, done.out, done.err)
 
 
@@ -29,6 +31,8 @@ def test_help_names_every_command(tmp_path: Path) -> None:
     assert done.returncode == 0
     for command in ("connect", "stdio", "config", "doctor", "demo", "images", "token"):
         assert command in done.stdout
+    heads = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("╭")]
+    assert heads == ["Options", "Chats", "The", "What", "Set"]
 
 
 def command_lines(group: typer.Typer) -> Iterator[list[str]]:
@@ -45,9 +49,75 @@ def command_lines(group: typer.Typer) -> Iterator[list[str]]:
 @pytest.mark.parametrize("words", [*command_lines(cli)], ids=" ".join)
 def test_every_command_explains_itself(words: list[str]) -> None:
     """Square brackets in a help text are markup, and may be wrong."""
-    result = CliRunner().invoke(cli, [*words, "--help"])
-    assert result.exit_code == 0, result.output
-    assert f"Usage: root {words[0]}" in result.output
+    for width in ("40", "80", "200"):
+        result = CliRunner().invoke(cli, [*words, "--help"], env={"COLUMNS": width})
+        assert result.exit_code == 0, result.output
+        assert f"Usage: root {words[0]}" in result.output
+        assert not {"{", "<bool>", "<str>", "list["} & {*result.output, *result.output.split()}
+    assert not re.search(r"\[OPTIONS\] .*([a-z]|\[\[|\.\.\.\.)", result.output)
+    if "--socket" in result.output:
+        assert "--data" in result.output
+        assert "--config" in result.output
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("help", "Did you mean `mcp-sandbox --help`?"),
+        ("version", "Did you mean `mcp-sandbox --version`?"),
+        ("exec", "Did you mean `mcp-sandbox shell`?"),
+        ("logz", "Did you mean `mcp-sandbox logs`?"),
+        ("audit help", "Did you mean `mcp-sandbox audit --help`?"),
+        ("audit exec", "`mcp-sandbox audit --help` lists what there is."),
+        ("init claude-code", "Did you mean `mcp-sandbox init claude`?"),
+        ("init gemini", "what `mcp-sandbox init cursor --print` shows"),
+    ],
+)
+def test_an_unknown_word_is_answered_with_the_nearest(given: str, meant: str) -> None:
+    env = {"COLUMNS": "200"}
+    done = CliRunner().invoke(cli, given.split(), env=env, prog_name="mcp-sandbox")
+    assert done.exit_code == 2
+    assert f"There is no `mcp-sandbox {given}`" in done.output
+    assert meant in done.output
+
+
+def test_the_daemon_of_a_data_folder_is_found_by_naming_that(tmp_path: Path) -> None:
+    asked = [run("status", *more, home=tmp_path) for more in ((), ("--data", str(tmp_path / "d")))]
+    assert [done.returncode for done in asked] == [3, 3]
+    assert asked[0].stderr != asked[1].stderr
+    (tmp_path / "wrong.yaml").write_text("limits: 1")
+    wrong = run("ls", "--config", str(tmp_path / "wrong.yaml"), home=tmp_path)
+    assert "wrong.yaml line 1" in wrong.stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["shell a ls", "cp a:x -", "ls", "status", "audit show", "token list", "init cursor --print"],
+)
+def test_no_word_of_a_library_is_in_a_message(words: str, tmp_path: Path) -> None:
+    """A home that is no folder is met at different places."""
+    home = tmp_path / "home"
+    home.write_text("")
+    done = run(*words.split(), home=home)
+    assert not {"Errno", "Traceback", "Input", "report"} & {*re.findall(r"\w+", done.stderr)}
+    for wrong in (OSError(13, "Permission denied", "/x"), "Value error, Input should be text"):
+        assert str(ConfigError(f"no: {wrong}")) in (
+            "no: Permission denied: '/x'",
+            "no: should be text",
+        )
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("token list", "no tokens"),
+        ("audit show", "nothing was recorded yet"),
+        ("ls", "no chats yet"),
+    ],
+)
+def test_empty_lists_say_so(words: str, said: str, tmp_path: Path) -> None:
+    done = run(*words.split(), home=tmp_path)
+    assert (done.returncode, done.stdout.startswith(said)) == (0, True), done
 
 
 def test_version_is_the_one_of_the_package(tmp_path: Path) -> None:

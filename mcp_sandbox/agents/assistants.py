@@ -175,7 +175,7 @@ def _explain(
             node = node.value[key]
             place = f"{file} line {node.start_mark.line + 1}"
     key = ".".join(map(str, error["loc"]))
-    message = error["msg"].removeprefix("Value error, ")
+    message = error["msg"]
     if error["type"] == "extra_forbidden":
         message = f"there is no such key; there are {', '.join(model.model_fields)}"
     return f"{place}: {key}: {message}"

@@ -31,50 +31,37 @@ from mcp_sandbox.cli import (
     shell,
     skills,
 )
-from mcp_sandbox.cli.options import printable
+from mcp_sandbox.cli.options import LEADS, Group, printable
 from mcp_sandbox.errors import NoDaemon, SandboxError
 
 logger = logging.getLogger("mcp_sandbox")
 
-cli = typer.Typer(
-    no_args_is_help=True,
+cli = Group(
+    "Give each chat of a coding agent its own Linux computer that remembers its files.",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _command in (
-    serve.serve,
-    serve.connect,
-    control.status,
-    control.ls,
-    control.stop,
-    control.pause,
-    control.resume,
-    control.rm,
-    control.gc,
-    shell.shell,
-    cp.cp,
-    control.logs,
-    control.shutdown,
-    serve.stdio,
+for _panel, _leads, *_commands in (
+    ("Chats", LEADS, control.ls, shell.shell, cp.cp, control.stop, control.pause, control.resume),
+    ("Chats", LEADS, control.rm, control.gc),
+    ("The server", LEADS, control.status, control.logs, control.shutdown, serve.serve),
+    ("The server", ("data", "config"), serve.connect, serve.stdio, serve.config, serve.doctor),
+    ("The server", ("data", "config"), serve.demo),
 ):
-    cli.command()(_command)
-cli.command(name="config")(serve.show_config)
-cli.command()(serve.doctor)
-cli.command()(serve.demo)
-cli.add_typer(setup.init, name="init")
-cli.add_typer(setup.images, name="images")
-cli.add_typer(skills.group, name="skills")
-cli.add_typer(agent.group, name="agent")
-cli.add_typer(approvals.group, name="approvals")
-cli.add_typer(control.backup, name="backup")
-cli.add_typer(control.project, name="project")
-cli.add_typer(control.trash, name="trash")
-cli.add_typer(egress.egress_commands, name="egress")
-cli.add_typer(egress.secret_commands, name="secrets")
-cli.add_typer(policy.group, name="policy")
-cli.add_typer(audit.group, name="audit")
-cli.add_typer(setup.tokens, name="token")
-cli.add_typer(setup.cluster, name="kubernetes")
+    for _command in _commands:
+        _settings = shell.SETTINGS if _command is shell.shell else None
+        cli.command(leads=_leads, rich_help_panel=_panel, context_settings=_settings)(_command)
+for _panel, _groups in (
+    ("Chats", {"agent": agent.group, "backup": control.backup, "project": control.project}),
+    ("Chats", {"trash": control.trash}),
+    ("What they may do", {"approvals": approvals.group, "egress": egress.egress_commands}),
+    ("What they may do", {"secrets": egress.secret_commands, "policy": policy.group}),
+    ("What they may do", {"skills": skills.group, "audit": audit.group}),
+    ("Set up", {"init": setup.init, "images": setup.images, "token": setup.tokens}),
+    ("Set up", {"kubernetes": setup.cluster}),
+):
+    for _name, _group in _groups.items():
+        cli.add_typer(_group, name=_name, rich_help_panel=_panel)
 
 
 def main() -> None:
@@ -83,7 +70,7 @@ def main() -> None:
         stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s"
     )
     try:
-        cli()
+        cli(prog_name="mcp-sandbox")
     except Exception as exc:  # The last door: nothing below may end in a bare traceback.
         cause: BaseException = exc
         while isinstance(cause, BaseExceptionGroup) and len(cause.exceptions) == 1:

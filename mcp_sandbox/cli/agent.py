@@ -3,31 +3,27 @@
 import json
 import sys
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Annotated, Any
 
 import anyio
 import typer
 
-from mcp_sandbox import __version__
 from mcp_sandbox.cli.options import (
+    LEADS,
     AsJson,
-    ConfigFile,
-    Socket,
+    Group,
     flag,
     given,
     load,
     printable,
-    socket_path,
     span,
+    started,
     tell,
 )
 from mcp_sandbox.daemon.control_client import JsonObject, ask_daemon
 from mcp_sandbox.errors import NoDaemon
-from mcp_sandbox.relay.connect import reach_daemon
-from mcp_sandbox.relay.place import DaemonAddress, DaemonUnavailable
 
-group = typer.Typer(no_args_is_help=True, help="Let a coding agent work in a chat's computer.")
+group = Group("Let a coding agent work in a chat's computer.", *LEADS)
 Connector = Annotated[str, given("-c", "CONNECTOR[/MODEL]", "Its model service.")]
 _TIME_OVER, _SHOWN = 124, 200
 
@@ -43,7 +39,6 @@ def run(
         float | None, given("--timeout", "TIME", "The run is ended after this.", parser=span)
     ] = None,
     as_json: AsJson = False,
-    socket: Socket = None,
 ) -> None:
     """Let an agent do what the prompt says. Exit code 0 done, 1 failed, 124 its time was over."""
     text, code = sys.stdin.read() if prompt == "-" else prompt, 1
@@ -56,22 +51,22 @@ def run(
         print(json.dumps(event), flush=True) if as_json else _show(event)
 
     how = {"assistant": assistant, "connector": connector, "chat": chat, "resume": resume}
-    _talk(socket, show, text, {**how, "timeout_s": timeout_s})
+    _talk(show, text, {**how, "timeout_s": timeout_s})
     raise typer.Exit(code)
 
 
 @group.command(name="list")
-def list_(as_json: AsJson = False, config: ConfigFile = None) -> None:
+def list_(as_json: AsJson = False) -> None:
     """List the assistants."""
     from mcp_sandbox.agents.assistants import list_assistants
 
-    found = list_assistants(load(config).config.agents.folders, "local")
+    found = list_assistants(load().config.agents.folders, "local")
     tell(found, "\n".join(found) or "no assistants: set agents.folders", as_json=as_json)
 
 
 @group.command()
 def check(
-    assistant: Annotated[str, typer.Argument(metavar="[ASSISTANT]")] = "",
+    assistant: Annotated[str, typer.Argument(metavar="ASSISTANT", help="How it behaves.")] = "",
     connector: Connector = "",
     as_json: AsJson = False,
 ) -> None:
@@ -83,29 +78,26 @@ def check(
 
 async def _check(assistant: str, connector: str) -> Mapping[str, str]:
     from mcp_sandbox.app.agents import open_agent
+    from mcp_sandbox.app.chats import on_trial, temporary_data
 
-    async with open_agent(assistant, "check", connector=connector) as agent:
-        return await agent.check()
+    async with temporary_data() as folder:
+        config = on_trial(load().config, folder)
+        async with open_agent(assistant, connector=connector, config=config) as agent:
+            return await agent.check()
 
 
-def _talk(
-    path: Path | None, show: Callable[[JsonObject], None], prompt: str, how: JsonObject
-) -> None:
-    """Have the daemon, which is started if need be, do it, and show what it tells."""
-    place = DaemonAddress({"socket": str(socket_path(path))}, __version__)
+def _talk(show: Callable[[JsonObject], None], prompt: str, how: JsonObject) -> None:
+    """Have the daemon do it, and show what it tells."""
     data = prompt.encode(errors="replace")
-    try:
-        reach_daemon(place).close()
-        how = {**how, "size": len(data)}
-        ask_daemon(Path(place.socket), "agent", on_event=show, data=data, **how)
-    except DaemonUnavailable as exc:
-        raise NoDaemon(str(exc)) from exc
-    except NoDaemon as exc:
-        raise NoDaemon(
-            "the daemon ended, and the run with it; `--resume` goes on with its conversation"
-        ) from exc
-    except KeyboardInterrupt:
-        raise typer.Exit(1) from None
+    with started() as path:
+        try:
+            ask_daemon(path, "agent", on_event=show, data=data, **how, size=len(data))
+        except NoDaemon as exc:
+            raise NoDaemon(
+                "the daemon ended, and the run with it; `--resume` goes on with its conversation"
+            ) from exc
+        except KeyboardInterrupt:
+            raise typer.Exit(1) from None
 
 
 def _show(event: Mapping[str, Any]) -> None:

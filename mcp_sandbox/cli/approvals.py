@@ -6,8 +6,9 @@ import typer
 
 from mcp_sandbox.cli.control import answer
 from mcp_sandbox.cli.options import (
+    LEADS,
     AsJson,
-    Socket,
+    Group,
     Yes,
     by_person,
     flag,
@@ -17,7 +18,7 @@ from mcp_sandbox.cli.options import (
     utc,
 )
 
-group = typer.Typer(no_args_is_help=True, help="See and answer what agents need your consent for.")
+group = Group("See and answer what agents need your consent for.", *LEADS)
 Id = Annotated[str, typer.Argument(metavar="ID", help="Its four letters and digits.")]
 _STATES = {
     "open": "waits",
@@ -28,9 +29,9 @@ _STATES = {
 
 
 @group.command(name="list")
-def list_(as_json: AsJson = False, socket: Socket = None) -> None:
+def list_(as_json: AsJson = False) -> None:
     """List what waits for an answer, and the answers that hold."""
-    found = answer(socket, "approvals", {"do": "list"})["approvals"]
+    found = answer("approvals", {"do": "list"})["approvals"]
     rows = (
         (
             row["id"],
@@ -41,14 +42,14 @@ def list_(as_json: AsJson = False, socket: Socket = None) -> None:
         )
         for row in reversed(found)
     )
-    output = table("id", "chat", "state", "until", "what", rows=rows) if found else "nothing waits"
-    tell(found, output, as_json=as_json)
+    output = table("id", "chat", "state", "until", "what", rows=rows)
+    tell(found, output, as_json=as_json, none="nothing waits")
 
 
 @group.command()
-def show(approval: Id, as_json: AsJson = False, socket: Socket = None) -> None:
+def show(approval: Id, as_json: AsJson = False) -> None:
     """Show all of one call."""
-    found = answer(socket, "approvals", {"do": "show", "id": approval})
+    found = answer("approvals", {"do": "show", "id": approval})
     head = f"{found['chat']} {_STATES.get(found['state'], '')} until {utc(found['until_s'])}"
     lines = (head, printable(found["effect"], ""), f"{found['what']}:", printable(found["text"]))
     tell(found, "\n".join(lines), as_json=as_json)
@@ -59,19 +60,18 @@ def allow(
     approval: Id,
     for_chat: Annotated[bool, flag("Also every other call like it in its chat.", "--chat")] = False,
     yes: Yes = False,
-    socket: Socket = None,
 ) -> None:
     """Allow a call; the agent makes it again."""
-    _answer(socket, approval, "chat" if for_chat else "once", yes)
+    _answer(approval, "chat" if for_chat else "once", yes)
 
 
 @group.command()
-def deny(approval: Id, yes: Yes = False, socket: Socket = None) -> None:
+def deny(approval: Id, yes: Yes = False) -> None:
     """Refuse a call, and what is like it for ten minutes."""
-    _answer(socket, approval, "no", yes)
+    _answer(approval, "no", yes)
 
 
-def _answer(socket: Socket, approval: str, word: str, yes: bool) -> None:
+def _answer(approval: str, word: str, yes: bool) -> None:
     given = {"do": "answer", "id": approval, "word": word, "by": by_person(yes)}
-    done = answer(socket, "approvals", given)
+    done = answer("approvals", given)
     print(f"{done['chat']}: {_STATES[done['state']]} until {utc(done['until_s'])}")

@@ -7,19 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
-from mcp_sandbox.cli.options import (
-    AsJson,
-    ConfigFile,
-    Data,
-    console,
-    given,
-    load,
-    printable,
-    table,
-    tell,
-)
+from mcp_sandbox.cli.options import AsJson, Group, given, load, printable, table, tell
+from mcp_sandbox.models import ChatId
 
-group = typer.Typer(no_args_is_help=True, help="See what ran, and prove that it was not changed.")
+group = Group("See what ran, and prove that it was not changed.", "data", "config")
 _SHOWN = 20
 # Of a value its beginning and its end: of a script that gets arguments these say the most.
 _HEAD, _TAIL = 80, 60
@@ -29,25 +20,36 @@ _HIDDEN = ("n", "time", "kind", "user", "chat", "digest", "prev", "hash")
 @group.command()
 def show(
     chat: Annotated[
-        str | None, typer.Argument(metavar="[CHAT]", help="Only this one: its id, or user/id.")
+        str | None,
+        typer.Argument(metavar="CHAT", help="Only this one: its id, user/id, or how one begins."),
     ] = None,
     lines: Annotated[
         int, typer.Option("--lines", "-n", metavar="N", min=1, help="How many of the last lines.")
     ] = 50,
     as_json: AsJson = False,
-    data: Data = None,
-    config: ConfigFile = None,
 ) -> None:
     """Show what was recorded, long values cut; with --json all of it, as it was written."""
     from mcp_sandbox.audit import log
 
-    found = log.events(_folder(data, config), chat)
+    found = log.events(_folder(), chat and _find(chat))
     if as_json:
         for line, _ in found:
             print(line)
     else:
         rows = [_row(event) for _, event in deque(found, maxlen=lines)]
-        console().print(table("line", "time", "chat", "event", "", rows=rows))
+        output = table("line", "time", "chat", "event", "", rows=rows)
+        tell(rows, output, as_json=False, none="nothing was recorded yet")
+
+
+def _find(text: str) -> str:
+    """Return the chat that is meant, among those of which something was recorded."""
+    from mcp_sandbox.audit import log
+    from mcp_sandbox.daemon.chats import find_chat
+
+    named = {
+        (each.get("user"), each["chat"]) for _, each in log.events(_folder()) if "chat" in each
+    }
+    return str(find_chat(text, [ChatId(str(user), str(chat)) for user, chat in named]))
 
 
 def _row(event: Mapping[str, Any]) -> tuple[str, ...]:
@@ -68,8 +70,6 @@ def verify(
         str | None, given("--head", "N:HASH", "A head that you have kept: it must be there.")
     ] = None,
     as_json: AsJson = False,
-    data: Data = None,
-    config: ConfigFile = None,
 ) -> None:
     """Say whether lines were changed, removed, added or moved; exit code 1 if so."""
     from mcp_sandbox.audit import log
@@ -79,7 +79,7 @@ def verify(
         wanted = ChainHead.of(kept) if kept else None
     except ValueError as exc:
         raise typer.BadParameter(str(exc)) from exc
-    check = log.verify(_folder(data, config), wanted)
+    check = log.verify(_folder(), wanted)
     remarks = [*check.problems[:_SHOWN], *check.notes[:_SHOWN]]
     if len(check.problems) > _SHOWN:
         remarks.append(f"and {len(check.problems) - _SHOWN} more")
@@ -95,13 +95,13 @@ def verify(
 
 
 @group.command()
-def head(as_json: AsJson = False, data: Data = None, config: ConfigFile = None) -> None:
+def head(as_json: AsJson = False) -> None:
     """Print number and hash of the last line: kept elsewhere, they prove all lines before."""
     from mcp_sandbox.audit import log
 
-    found = log.verify(_folder(data, config)).head
+    found = log.verify(_folder()).head
     tell({"n": found.n, "hash": found.hash}, str(found), as_json=as_json)
 
 
-def _folder(data: Path | None, config: Path | None) -> Path:
-    return load(config, data).config.data_dir / "sandbox" / "audit"
+def _folder() -> Path:
+    return load().config.data_dir / "sandbox" / "audit"

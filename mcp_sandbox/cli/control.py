@@ -14,8 +14,9 @@ import anyio
 import typer
 
 from mcp_sandbox.cli.options import (
+    LEADS,
     AsJson,
-    Socket,
+    Group,
     Yes,
     agreed,
     by_person,
@@ -40,14 +41,18 @@ Chat = Annotated[
     str, typer.Argument(metavar="CHAT", help="A chat: its id, user/id, or how one of them begins.")
 ]
 
+Chats = Annotated[list[str] | None, typer.Argument(metavar="CHAT", help="As `ls` shows them.")]
+Everything = Annotated[bool, flag("All chats of this server.", "--all")]
+_LOOKS = frozenset({"list", "find", "show", "check"})
+
 Force = Annotated[
     bool, typer.Option("--force", help="Also a sandbox that alone holds files nobody can save.")
 ]
 
 
-def status(as_json: AsJson = False, socket: Socket = None) -> None:
+def status(as_json: AsJson = False) -> None:
     """Show the daemon, and how much it has to do."""
-    found = ask_daemon(socket_path(socket), "status", variables=setting_variables())
+    found = ask_daemon(socket_path(), "status", variables=setting_variables())
     tell(found, table(rows=_figures(found)), as_json=as_json)
     if found["calls"] and not as_json:
         calls = (
@@ -96,12 +101,11 @@ def logs(
     lines: Annotated[
         int, typer.Option("--lines", "-n", metavar="N", min=0, help="How many of the last lines.")
     ] = 100,
-    socket: Socket = None,
 ) -> None:
     """Print the last lines of the daemon's log."""
     try:
         ask_daemon(
-            socket_path(socket),
+            socket_path(),
             "logs",
             on_event=lambda event: print(event["line"], flush=follow),
             follow=follow,
@@ -124,16 +128,16 @@ def shutdown(
         float, typer.Option(metavar="SECONDS", min=1, help="How long to wait for its end.")
     ] = 60.0,
     everything: Annotated[bool, flag("End background work, too.", "--all")] = False,
-    socket: Socket = None,
 ) -> None:
     """End the daemon: running calls may finish, files stay."""
-    path = socket_path(socket)
+    path = socket_path()
     try:
         has_chats = ask_daemon(path, "status")["sandboxes"]
     except NoDaemon:
-        if everything and socket is None and _stop_running():
-            return
-        raise
+        if not (everything and (running := _mean(None, True, "sandbox"))):
+            raise
+        stop(running)
+        return
     chats = list[JsonObject]()
     # Where no backend can be opened there is nothing to tell, and all the more to shut down.
     with suppress(OperatorError):
@@ -148,32 +152,37 @@ def shutdown(
     print(f"the daemon (pid {shut_down(path, timeout_s=timeout)}) has ended")
 
 
-def _stop_running() -> bool:
-    """Stop what goes on although its daemon has ended; False if there is nothing."""
-    chats = answer(None, "list", {})["chats"]
-    own = ("", load(None).config.fleet.name)
-    here = (row for row in chats if row["state"] == "running" and row["server"] in own)
-    running = [f"{row['user']}/{row['chat']}" for row in here]
-    for name in running:
-        stop(name)
-    return bool(running)
+def _mean(chats: list[str] | None, everything: bool, having: str) -> list[str]:
+    """Return the chats that are named, each known, or all of this server that have something."""
+    if bool(chats) == everything:
+        raise typer.BadParameter("name chats, or give --all")
+    if chats:
+        return [answer("find", {"chat": chat})["chat"] for chat in chats]
+    own, rows = ("", load().config.fleet.name), answer("list", {})["chats"]
+    found = [f"{r['user']}/{r['chat']}" for r in rows if r[having] and r["server"] in own]
+    if not found:
+        print(f"there is no {having} to end")
+    return found
 
 
-def answer(socket: Path | None, command: str, arguments: JsonObject) -> JsonObject:
+def answer(command: str, arguments: JsonObject) -> JsonObject:
     """Return the daemon's answer; where none runs and none was named, this process's own."""
     try:
-        return ask_daemon(socket_path(socket), command, **arguments)
+        return ask_daemon(socket_path(), command, **arguments)
     except NoDaemon:
-        if socket is not None:
+        if "MCP_SANDBOX_SOCKET" in setting_variables():
             raise
-    return anyio.run(_do_without_daemon, load(None).config, command, arguments)
+    return anyio.run(_do_without_daemon, load().config, command, arguments)
 
 
 async def _do_without_daemon(config: Config, command: str, arguments: JsonObject) -> JsonObject:
     from mcp_sandbox.app.chats import LazyManager, open_manager
     from mcp_sandbox.daemon.chats import ChatControl
 
-    config = config.model_copy(update={"pool": config.pool.model_copy(update={"size": 0})})
+    less: dict[str, object] = {"pool": config.pool.model_copy(update={"size": 0})}
+    if arguments.get("do", command) in _LOOKS or arguments.get("dry_run"):
+        less["audit"] = config.audit.model_copy(update={"enabled": False})
+    config = config.model_copy(update=less)
     async with anyio.create_task_group() as tasks:
         late = LazyManager(tasks, partial(open_manager, config))
         done = await ChatControl(late.open).commands[command](arguments)
@@ -184,10 +193,9 @@ async def _do_without_daemon(config: Config, command: str, arguments: JsonObject
 def ls(
     sizes: Annotated[bool, flag("Measure all, also where there are thousands.", "--sizes")] = False,
     as_json: AsJson = False,
-    socket: Socket = None,
 ) -> None:
     """List all chats, the latest used first, with the sizes of these."""
-    chats = answer(socket, "list", {"sizes": True if sizes else "latest"})["chats"]
+    chats = answer("list", {"sizes": True if sizes else "latest"})["chats"]
     chats.sort(key=lambda row: str(row["last_used"]), reverse=True)
     rows = (
         (
@@ -210,44 +218,47 @@ def ls(
     tell(chats, made if chats else "no chats yet", as_json=as_json)
 
 
-def stop(chat: Chat, force: Force = False, socket: Socket = None) -> None:
-    """End the sandbox of a chat with all that runs in it; its files stay."""
-    done = answer(socket, "stop", {"chat": chat, "force": force})
-    what = "its sandbox has ended" if done["stopped"] else "it had no sandbox"
-    print(f"{done['chat']}: {what}; its files stay")
+def stop(chats: Chats = None, everything: Everything = False, force: Force = False) -> None:
+    """End the sandboxes of chats with all that runs in them; their files stay."""
+    names = _mean(chats, everything, "sandbox")
+    for name in names:
+        done = answer("stop", {"chat": name, "force": force})
+        what = "its sandbox has ended" if done["stopped"] else "it had no sandbox"
+        print(f"{name}: {what}; its files stay")
 
 
-def pause(chat: Chat, socket: Socket = None) -> None:
+def pause(chat: Chat) -> None:
     """Stop all that runs in the sandbox of a chat, until its next call or `resume`."""
-    done = answer(socket, "pause", {"chat": chat})
+    done = answer("pause", {"chat": chat})
     what = "its sandbox is paused; the next call resumes it"
     if not done["keeps_processes"]:
         what = "what ran in its sandbox has ended; the next call begins on its files"
     print(f"{done['chat']}: {what if done['paused'] else 'it has no sandbox'}")
 
 
-def resume(chat: Chat, socket: Socket = None) -> None:
+def resume(chat: Chat) -> None:
     """Let the paused sandbox of a chat go on."""
-    done = answer(socket, "resume", {"chat": chat})
+    done = answer("resume", {"chat": chat})
     print(f"{done['chat']}: {'its sandbox goes on' if done['resumed'] else 'it was not paused'}")
 
 
-def rm(chat: Chat, yes: Yes = False, socket: Socket = None) -> None:
-    """Remove a chat; for a day `trash restore` brings it back."""
-    name = answer(socket, "find", {"chat": chat})["chat"]
-    question = f"Remove the chat {name} with all its files?"
-    agreed(yes, question, "nothing was removed; --yes removes without asking")
-    answer(socket, "remove", {"chat": name})
-    print(f"{name}: removed; for 24 hours `mcp-sandbox trash restore {name}` brings it back")
+def rm(chats: Chats = None, everything: Everything = False, yes: Yes = False) -> None:
+    """Remove chats: end their sandboxes, and move their files to the trash for a day."""
+    names = _mean(chats, everything, "chat")
+    question = f"Remove {', '.join(names)} with all files?"
+    agreed(yes or not names, question, "nothing was removed; --yes removes without asking")
+    for name in names:
+        answer("remove", {"chat": name})
+        print(f"{name}: removed; for 24 hours `mcp-sandbox trash restore {name}` brings it back")
 
 
-trash = typer.Typer(no_args_is_help=True, help="See and bring back the files of removed chats.")
+trash = Group("See and bring back the files of removed chats.", *LEADS)
 
 
 @trash.command(name="list")
-def list_trash(as_json: AsJson = False, socket: Socket = None) -> None:
+def list_trash(as_json: AsJson = False) -> None:
     """List what `rm`, `gc` and resets threw away in the last 24 hours, the latest last."""
-    found = answer(socket, "trash", {})["trash"]
+    found = answer("trash", {})["trash"]
     rows = ((row["chat"], show_bytes(row["size"]), utc(row["at"])) for row in found)
     made = table("chat", "size", "since", rows=rows) if found else "the trash is empty"
     tell(found, made, as_json=as_json)
@@ -257,26 +268,25 @@ def list_trash(as_json: AsJson = False, socket: Socket = None) -> None:
 def take_back(
     chat: Chat,
     new: Annotated[str, typer.Argument(metavar="[NEW]", help="The chat that gets them.")] = "",
-    socket: Socket = None,
 ) -> None:
     """Bring back the last files of a chat; those that it has now go to the trash."""
-    done = answer(socket, "trash", {"chat": chat, "new": new})
+    done = answer("trash", {"chat": chat, "new": new})
     print(f"{done['chat']}: the files are back; those that it had are in the trash")
 
 
-backup = typer.Typer(no_args_is_help=True, help="Save the files of chats, and bring them back.")
+backup = Group("Save the files of chats, and bring them back.", *LEADS)
 
 
 @backup.command()
-def save(chat: Chat, as_json: AsJson = False, socket: Socket = None) -> None:
+def save(chat: Chat, as_json: AsJson = False) -> None:
     """Save the files of a chat now."""
-    _show_backups(answer(socket, "backup", {"do": "save", "chat": chat}), as_json)
+    _show_backups(answer("backup", {"do": "save", "chat": chat}), as_json)
 
 
 @backup.command(name="list")
-def list_(chat: Chat, as_json: AsJson = False, socket: Socket = None) -> None:
+def list_(chat: Chat, as_json: AsJson = False) -> None:
     """List the backups of a chat, the newest first."""
-    _show_backups(answer(socket, "backup", {"do": "list", "chat": chat}), as_json)
+    _show_backups(answer("backup", {"do": "list", "chat": chat}), as_json)
 
 
 @backup.command()
@@ -285,15 +295,14 @@ def restore(
     key: Annotated[str | None, typer.Argument(metavar="KEY", help="As `list` shows it.")] = None,
     yes: Yes = False,
     as_json: AsJson = False,
-    socket: Socket = None,
 ) -> None:
     """Put back a backup of a chat, or the newest; the files that it has go to the trash."""
-    found = answer(socket, "backup", {"do": "find", "chat": chat, "key": key})
+    found = answer("backup", {"do": "find", "chat": chat, "key": key})
     name, saved = found["chat"], _show_age(found["backups"][0]["saved_at"])
     question = f"Replace the files of {name} by those of the backup made {saved}?"
     agreed(yes, question, "nothing was changed; --yes does not ask")
     given = {"do": "restore", "chat": name, "key": key}
-    _show_backups(answer(socket, "backup", given), as_json)
+    _show_backups(answer("backup", given), as_json)
 
 
 def _show_backups(done: JsonObject, as_json: bool) -> None:
@@ -314,14 +323,14 @@ def _show_backups(done: JsonObject, as_json: bool) -> None:
     tell(done["backups"], output, as_json=as_json)
 
 
-project = typer.Typer(callback=lambda: None, help="The folders that chats show at /project.")
+project = Group("The folders that chats show at /project.", *LEADS)
 
 
 @project.command()
-def accept(chat: Chat, yes: Yes = False, socket: Socket = None) -> None:
+def accept(chat: Chat, yes: Yes = False) -> None:
     """Let a chat see the folder that another user has put in place of its own."""
     by_person(yes)
-    done = answer(socket, "project", {"chat": chat})
+    done = answer("project", {"chat": chat})
     for path, mark in done["accepted"].items():
         print(f"{done['chat']} sees {printable(mark['path'])} for {printable(path)} from now on")
     if not done["accepted"]:
@@ -331,10 +340,9 @@ def accept(chat: Chat, yes: Yes = False, socket: Socket = None) -> None:
 def gc(
     dry_run: Annotated[bool, flag("Only show what would go, and why.", "--dry-run")] = False,
     as_json: AsJson = False,
-    socket: Socket = None,
 ) -> None:
     """Clean up now what the schedule would: chats unused for long, and the old trash."""
-    report = answer(socket, "collect", {"dry_run": dry_run})
+    report = answer("collect", {"dry_run": dry_run})
     items = report["items"]
     if as_json:
         print(json.dumps(report))
@@ -347,12 +355,12 @@ def gc(
         console().print(table("what", "name", "size", "why", rows=rows))
     total = show_bytes(sum(item["size_bytes"] for item in items))
     done = f"{len(items)} {'would go' if dry_run else 'gone'}, {total}" if items else ""
-    left = answer(socket, "list", {"sizes": True})["chats"]
+    left = answer("list", {"sizes": True})["chats"]
     size = show_bytes(sum(row.get("size") or 0 for row in left))
     due = {item["what"] for item in items}
     idle = [row for row in left if not row["sandbox"] and f"{row['user']}/{row['chat']}" not in due]
     used = [datetime.fromisoformat(row["last_used"]) for row in idle]
-    keep_s, now = load(None).config.workspace.retention, datetime.now(UTC)
+    keep_s, now = load().config.workspace.retention, datetime.now(UTC)
     due_s = max(0.0, keep_s - (now - min(used, default=now)).total_seconds())
     soon = f"; the next would go in {in_words(due_s)}" if used and keep_s else ""
     print(f"{done or 'nothing to remove'}; {len(left)} chat{'s'[: len(left) != 1]}, {size}{soon}")

@@ -17,12 +17,13 @@ from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path, PurePosixPath
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any, Self
 
 import typer
 from rich.console import Console
 
-from mcp_sandbox.cli.options import Socket, flag, socket_path
+from mcp_sandbox.cli.options import flag, started
 from mcp_sandbox.daemon.control_client import ControlCall, open_control_call
 from mcp_sandbox.errors import NoDaemon, OperatorError
 from mcp_sandbox.runner.wire.terminal_frames import (
@@ -40,76 +41,109 @@ _IN_CHAT = re.compile(r"[A-Za-z0-9][^:]*:.*", re.DOTALL)
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _DEEPEST = 200  # What is nested deeper could not be removed again.
 _MOST_SAID = 2000
+_SOURCE = "CHAT:PATH, also with * and ?, a path here, or - for what is piped in."
+_TARGET = "CHAT:PATH, a path here, or - to print a file."
 
 
 def cp(
-    paths: Annotated[
-        list[str], typer.Argument(metavar="SOURCE... TARGET", help="One side is CHAT:PATH.")
-    ],
-    force: Annotated[bool, flag("Replace files that are there.", "--force", "-f")] = False,
-    socket: Socket = None,
+    sources: Annotated[list[str], typer.Argument(metavar="SOURCE", help=_SOURCE)],
+    target: Annotated[str, typer.Argument(metavar="TARGET", help=_TARGET)],
+    force: Annotated[bool, flag("Replace what is there, also folders.", "--force", "-f")] = False,
+    _whole: Annotated[
+        bool, flag("Is taken, for folders always are whole.", "-r", "-R", "-a")
+    ] = False,
 ) -> None:
-    """Copy files and folders into the sandbox of a chat, or out of it."""
-    *sources, target = paths
+    """Copy files and folders into the sandbox of a chat, out of it, or from one to another."""
     into = _IN_CHAT.fullmatch(target) is not None
-    if not sources or any((_IN_CHAT.fullmatch(each) is None) != into for each in sources):
-        raise typer.BadParameter(
-            "one side is CHAT:PATH, the other on this machine (begun with ./ if it has a colon)"
-        )
+    if not (into or all(map(_IN_CHAT.fullmatch, sources))):
+        raise typer.BadParameter("one side is CHAT:PATH; a path here with a colon begins with ./")
     # Being ended runs clean-ups, as Ctrl-C does. Several sources need a folder to go into.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, _: sys.exit(128 + number))
-    if len(sources) > 1:
-        # After the colon of a chat nothing means its files, not the root.
-        target += "./" if into and target.endswith(":") else "/"
     try:
-        for source in sources:
-            chat, path = (target if into else source).split(":", 1)
-            begun = partial(_begun, socket_path(socket), chat=chat, path=path)
-            if into:
-                _copy_in(begun, Path(source), force=force)
-            elif left_out := _copy_out(begun, path, target, force=force):
-                print(f"{source}: left out {left_out} links and such", file=sys.stderr)
+        with started() as daemon:
+            found = [each for source in sources for each in _match(daemon, source)]
+            if len(found) > 1 and target != "-":
+                # After the colon of a chat nothing means its files, not the root.
+                target += "./" if into and target.endswith(":") else "/"
+            for each in found:
+                _copy(daemon, each, target, force=force)
     except OSError as exc:
         where = f"{os.fsdecode(exc.filename)}: " if exc.filename else ""
         raise OperatorError(f"{where}{exc.strerror or exc}") from exc
 
 
-def _copy_in(begun: partial[Any], source: Path, *, force: bool) -> None:
+def _match(daemon: Path, source: str) -> list[str]:
+    """Return what matches a pattern in a chat; what is no pattern is returned as it is."""
+    if not (_IN_CHAT.fullmatch(source) and set("*?[") & set(source)):
+        return [source]
+    with _begun(daemon, source, None, match=True) as stream:
+        names = os.fsdecode(stream.readall()).split("\0")
+    if not any(names):
+        raise OperatorError(f"nothing in the sandbox matches {source}")
+    return [f"{source.partition(':')[0]}:{name}" for name in names if name]
+
+
+def _copy(daemon: Path, source: str, target: str, *, force: bool) -> None:
+    """Copy one file or folder; between chats, and for a pipe, by way of a folder here."""
+    into, real, left_out = _IN_CHAT.fullmatch(target), Path(source), 0
+    with TemporaryDirectory(prefix="mcp-sandbox-") as between:
+        if source == "-":
+            real = Path(between, "stdin")
+            with real.open("wb") as file:
+                shutil.copyfileobj(sys.stdin.buffer, file)
+        elif _IN_CHAT.fullmatch(source):
+            there = between if into or target == "-" else target
+            real, left_out = _copy_out(daemon, source, there, force=force)
+        if into:
+            _copy_in(daemon, real, target, force=force)
+        elif target == "-" and real.is_dir():
+            raise OperatorError(f"{source} is a folder: name one here to copy it into")
+        elif target == "-":
+            with real.open("rb") as file:
+                shutil.copyfileobj(file, sys.stdout.buffer)
+    if left_out:
+        print(f"{source}: left out {left_out} links and such", file=sys.stderr)
+
+
+def _copy_in(daemon: Path, source: Path, target: str, *, force: bool) -> None:
     real, gnu = source.resolve(), tarfile.GNU_FORMAT
     if not (real.is_file() or real.is_dir()):
         raise OperatorError(f"there is no file or folder {source}")
     size = sum(1024 + each.lstat().st_size for each in (real, *real.rglob("*")))
     # Where the other side takes no more, it says why.
     with (
-        begun(size, name=source.absolute().name, force=force) as stream,
+        _begun(daemon, target, size, name=source.absolute().name, force=force) as stream,
         suppress(ConnectionError),
         tarfile.open(mode="w|", fileobj=stream, bufsize=MAX_BYTES, format=gnu) as tar,
     ):
         tar.add(real, "x", filter=lambda each: None if each.isdev() else each)
 
 
-def _copy_out(begun: partial[Any], path: str, target: str, *, force: bool) -> int:
+def _copy_out(daemon: Path, source: str, target: str, *, force: bool) -> tuple[Path, int]:
+    """Return what was made, and how much was left out."""
+    chat, _, path = source.partition(":")
     final, draft = Path(target), f".~mcp-{secrets.token_hex(8)}".encode()
-    if final.is_dir():
-        final /= PurePosixPath(path).name
-    elif target.endswith("/"):
-        raise OperatorError(f"there is no folder {target}")
-    if final.is_dir() or (os.path.lexists(final) and not force):
-        raise OperatorError(f"{final} is there: --force replaces files, no folders")
+    if target.endswith("/") or final.is_dir():
+        name = PurePosixPath(path).name
+        final /= name if name.strip(".~") else PurePosixPath(chat).name
+    if os.path.lexists(final) and not force:
+        raise OperatorError(f"{final} is there: --force replaces it")
+    final.parent.mkdir(parents=True, exist_ok=True)
     with ExitStack() as undo:
         parent = os.open(final.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         undo.callback(os.close, parent)
         undo.callback(shutil.rmtree, draft, ignore_errors=True, dir_fd=parent)
         root, _ = beneath.make_directory(parent, draft)
         undo.callback(os.close, root)
-        with begun(None) as stream:
+        with _begun(daemon, source, None) as stream:
             left_out = _unpack(stream, root)
-        if force:
+        if force and not final.is_dir():
             os.replace(b"x", os.fsencode(final.name), src_dir_fd=root, dst_dir_fd=parent)
         else:
-            beneath.rename_new(root, b"x", parent, os.fsencode(final.name))
-    return left_out
+            rename = beneath.exchange if force else beneath.rename_new
+            rename(root, b"x", parent, os.fsencode(final.name))
+    return final, left_out
 
 
 class _Tar(io.RawIOBase):
@@ -146,15 +180,17 @@ class _Tar(io.RawIOBase):
 
 
 @contextmanager
-def _begun(daemon: Path, size: int | None, **command: object) -> Generator[_Tar]:
+def _begun(daemon: Path, at: str, size: int | None, **command: object) -> Generator[_Tar]:
     """Talk to the daemon to the end of what it says; a terminal shows a bar."""
     from rich import progress
 
     columns = progress.BarColumn(), progress.DownloadColumn(), progress.TransferSpeedColumn()
-    terminal = Console(stderr=True)
+    terminal, (chat, _, path) = Console(stderr=True), at.partition(":")
+    hidden = "match" in command or not terminal.is_terminal
+    given = {"chat": chat, "path": path, "room": size, **command}
     with (
-        open_control_call(daemon, "copy", {**command, "room": size}) as talk,
-        progress.Progress(*columns, console=terminal, disable=not terminal.is_terminal) as bar,
+        open_control_call(daemon, "copy", given) as talk,
+        progress.Progress(*columns, console=terminal, disable=hidden) as bar,
     ):
         talk.receive()
         tar = _Tar(talk, partial(bar.advance, bar.add_task("", total=size)))

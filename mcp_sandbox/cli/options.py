@@ -1,26 +1,41 @@
-"""What several commands share: options, the configuration behind them, where results are shown."""
+"""What several commands share: groups, options, the configuration behind them, how results look."""
 
+import difflib
+import inspect
 import json
 import os
 import pwd
+import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from datetime import UTC, datetime
+from functools import partial, wraps
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import typer
 from rich.console import Console, RenderableType
 from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
+from typer.core import TyperArgument, TyperCommand, TyperGroup
 
-from mcp_sandbox.config import LoadedConfig, load_config
-from mcp_sandbox.config.environment import default_config_file, default_socket, setting_variables
+from mcp_sandbox import __version__
+from mcp_sandbox.config import Config, LoadedConfig, load_config
+from mcp_sandbox.config.environment import (
+    default_config_file,
+    default_socket,
+    having_variables,
+    setting_variables,
+)
 from mcp_sandbox.config.values import DAY_S, is_bare, parse_duration
-from mcp_sandbox.daemon.control_client import ask_daemon
-from mcp_sandbox.errors import InvalidArgument, OperatorError
+from mcp_sandbox.daemon.control_client import ask_daemon, shut_down
+from mcp_sandbox.errors import InvalidArgument, NoDaemon, OperatorError
 from mcp_sandbox.models import ChatId
+from mcp_sandbox.relay.connect import reach_daemon
+from mcp_sandbox.relay.place import DaemonAddress, DaemonUnavailable
 
 _DIFF = {"+": "green", "-": "red", "@": "cyan"}
 _WIDEST = 10_000
@@ -37,24 +52,92 @@ def flag(about: str, *names: str) -> Any:  # noqa: ANN401 - as Option
     return typer.Option(*names, help=about)
 
 
-ConfigFile = Annotated[Path | None, given("--config", "FILE", "Configuration file (YAML).")]
-Data = Annotated[Path | None, given("--data", "DIR", "Where workspaces are kept.")]
-BackendOption = Annotated[
-    str | None, given("--backend", "NAME", "auto, docker, bubblewrap, kubernetes or unsafe-local.")
-]
-Socket = Annotated[Path | None, given("--socket", "PATH", "Where the daemon listens.")]
+_BACKENDS = ", ".join(get_args(Config.model_fields["backend"].annotation))
+BackendOption = Annotated[str | None, given("--backend", "NAME", f"One of {_BACKENDS}.")]
 AsJson = Annotated[bool, flag("Print JSON.", "--json")]
 Yes = Annotated[bool, flag("Do not ask.", "--yes", "-y")]
+# The options by which every command is told which server is meant, as variables tell it.
+LEADS = {
+    "socket": ("MCP_SANDBOX_SOCKET", "PATH", "Where the daemon listens."),
+    "data": ("MCP_SANDBOX_DATA_DIR", "DIR", "Where workspaces are kept."),
+    "config": ("MCP_SANDBOX_CONFIG", "FILE", "Configuration file (YAML)."),
+}
+told: ContextVar[Mapping[str, Path]] = ContextVar("told")
+# Words that people know from other programs, and what is written here.
+_MEANT = {"help": "--help", "version": "--version", "exec": "shell", "run": "shell", "ps": "ls"}
+_MEANT |= {"delete": "rm", "remove": "rm", "kill": "stop", "start": "serve", "ssh": "shell"}
 
 
-def load(
-    config: Path | None,
-    data: Path | None = None,
-    backend: str | None = None,
-    more: Mapping[str, object] | None = None,
-) -> LoadedConfig:
+class _Command(TyperCommand):
+    def get_params(self, ctx: Any) -> Any:  # noqa: ANN401 - here and below typer's copy of click
+        return _without_types(super().get_params(ctx))
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:  # noqa: ANN401
+        return [re.sub("[{}]", "", piece) for piece in super().collect_usage_pieces(ctx)]
+
+
+class _Commands(TyperGroup):
+    def get_params(self, ctx: Any) -> Any:  # noqa: ANN401
+        return _without_types(super().get_params(ctx))
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # noqa: ANN401
+        name, path, known = args[0], ctx.command_path, {*self.commands, "--help", "--version"}
+        near = [_MEANT.get(name, ""), *difflib.get_close_matches(name, self.commands, 1)]
+        if name in self.commands or name.startswith("-"):
+            return super().resolve_command(ctx, args)
+        fit = next((f"Did you mean `{path} {each}`?" for each in near if each in known), "")
+        more = self.epilog or f"`{path} --help` lists what there is."
+        return ctx.fail(f"There is no `{path} {name}`. {fit or more}")
+
+
+def _without_types(params: Any) -> Any:  # noqa: ANN401
+    """Have help show no type of Python where there is no value, or its name says enough."""
+    for each in params:
+        if isinstance(each, TyperArgument):
+            each.metavar = (each.metavar or each.name).upper()
+        if isinstance(each, TyperArgument) or each.is_flag:
+            vars(each)["display_type_rich"] = lambda ctx: ""  # noqa: ARG005
+    return params
+
+
+class Group(typer.Typer):
+    """Commands of one kind. All of them are told in the same way which server is meant."""
+
+    def __init__(self, about: str, *leads: str, **more: Any) -> None:  # noqa: ANN401 - as there
+        super().__init__(help=about, no_args_is_help=True, cls=_Commands, **more)
+        self._leads = leads
+
+    def command(self, name: str | None = None, **more: Any) -> Callable[[Any], Any]:  # noqa: ANN401
+        leads = more.pop("leads", self._leads)
+        add = super().command(name, cls=_Command, **more)
+        return lambda function: add(_led(function, leads))
+
+
+def _led(function: Callable[..., None], leads: Iterable[str]) -> Callable[..., None]:
+    """Return a command with more options, whose values it and what it starts read as variables."""
+    own = inspect.signature(function)
+    names = [name for name in leads if name not in own.parameters]
+
+    @wraps(function, assigned=("__name__", "__doc__"))
+    def command(**options: Any) -> None:  # noqa: ANN401
+        paths = {name: path.absolute() for name in names if (path := options.pop(name))}
+        told.set(paths)
+        with having_variables({LEADS[name][0]: str(path) for name, path in paths.items()}):
+            function(**options)
+
+    new = partial(inspect.Parameter, kind=inspect.Parameter.KEYWORD_ONLY, default=None)
+    more = [
+        new(n, annotation=Annotated[Path | None, given(f"--{n}", *LEADS[n][1:])]) for n in names
+    ]
+    vars(command)["__signature__"] = own.replace(parameters=[*own.parameters.values(), *more])
+    return command
+
+
+def load(backend: str | None = None, more: Mapping[str, object] | None = None) -> LoadedConfig:
     """Load the configuration that the command line's options lead to; `more` by dotted key."""
-    return load_config(config, {"data_dir": data and str(data), "backend": backend, **(more or {})})
+    data = told.get().get("data")
+    given = {"data_dir": data and str(data), "backend": backend, **(more or {})}
+    return load_config(told.get().get("config"), given)
 
 
 def chat_id(user: str, chat: str = "any") -> ChatId:
@@ -65,18 +148,36 @@ def chat_id(user: str, chat: str = "any") -> ChatId:
         raise typer.BadParameter(str(exc)) from exc
 
 
-def socket_path(given: Path | None, data: Path | None = None) -> Path:
+def socket_path() -> Path:
     """Return where the daemon listens, as `connect` also finds it."""
-    return (given or default_socket(data)).absolute()
+    return default_socket().absolute()
 
 
-def tell_differences(data: Path | None, config: Path | None) -> None:
-    """Say on stderr which settings a running daemon keeps that are others now."""
-    variables, file = dict(setting_variables()), config or default_config_file()
-    if config or ("MCP_SANDBOX_CONFIG" not in variables and file.exists()):
-        variables["MCP_SANDBOX_CONFIG"] = str(file.absolute())
+@contextmanager
+def started() -> Generator[Path]:
+    """Yield where the daemon listens; one that is started for a block that fails ends again."""
+    path = socket_path()
+    new, place = not path.exists(), DaemonAddress({"socket": str(path)}, __version__)
+    place.greeting = place.line({"role": "control", "command": "status"})
     try:
-        found = ask_daemon(socket_path(None, data), "status", variables=variables)
+        reach_daemon(place).close()
+    except DaemonUnavailable as exc:
+        raise NoDaemon(str(exc)) from exc
+    try:
+        yield path
+    except OperatorError:
+        with suppress(OperatorError):
+            if new and not ask_daemon(path, "status")["clients"]:
+                shut_down(path, timeout_s=30)
+        raise
+
+
+def tell_differences() -> None:
+    """Say on stderr which settings a running daemon keeps that are others now."""
+    file = default_config_file()
+    usual = {"MCP_SANDBOX_CONFIG": str(file)} if file.exists() else {}
+    try:
+        found = ask_daemon(socket_path(), "status", variables={**usual, **setting_variables()})
     except OperatorError:
         return
     if notice := found.get("notice"):
@@ -108,12 +209,12 @@ def narrowed(made: Table) -> Table:
     return made
 
 
-def tell(found: object, output: Table | str, *, as_json: bool) -> None:
-    """Print what was found: for a program, or as it is shown to a person."""
+def tell(found: object, output: Table | str, *, as_json: bool, none: str = "") -> None:
+    """Print what was found: for a program, or as it is shown to a person; `none` of no rows."""
     if as_json:
         print(json.dumps(found))
-    elif isinstance(output, str):
-        print(output)
+    elif isinstance(output, str) or not output.row_count:
+        print(output if isinstance(output, str) else none)
     else:
         console().print(output, crop=False)
 

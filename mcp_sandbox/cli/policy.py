@@ -8,12 +8,12 @@ from typing import Annotated, Literal, get_args
 
 import typer
 
-from mcp_sandbox.cli.options import AsJson, ConfigFile, console, given, load, printable, table, tell
+from mcp_sandbox.cli.options import AsJson, Group, given, load, printable, table, tell
 from mcp_sandbox.models import Network
 from mcp_sandbox.policy import Assessment, Profile, assess, check_examples, decide, load_rules
 from mcp_sandbox.policy.rules import read_rules
 
-group = typer.Typer(no_args_is_help=True, help="See how code is graded before it runs.")
+group = Group("See how code is graded before it runs.", "config")
 Language = Literal["bash", "shell", "python", "javascript", "browser"]
 _PROFILES: tuple[Profile, ...] = ("isolated", "strict")
 _VERDICTS = {"allow": "run", "deny": "refuse", "ask": "ask"}
@@ -27,16 +27,15 @@ def check(
     ] = "bash",
     lines: Annotated[bool, typer.Option("--lines", help="Grade each line on its own.")] = False,
     as_json: AsJson = False,
-    config: ConfigFile = None,
 ) -> None:
     """Grade a piece of code: its level, the rules that match, what each profile would do."""
-    rules = load_rules(load(config).config.policy.rules)
+    rules = load_rules(load().config.policy.rules)
     text = sys.stdin.buffer.read().decode(errors="replace") if code == "-" else code
     pieces = [line for line in text.splitlines() if line.strip()] if lines else [text]
     graded = [(piece, assess(piece, language, rules=rules)) for piece in pieces]
     if lines and not as_json:
         rows = ((found.level, _rules(found), printable(piece, "")) for piece, found in graded)
-        console().print(table("level", "rules", "line", rows=rows))
+        tell("", table("level", "rules", "line", rows=rows), as_json=False, none="no lines")
         return
     for _, found in graded:
         about = {**asdict(found), "profiles": dict(_profiles(found, language))}
@@ -70,10 +69,9 @@ def _shown(found: Assessment, language: str) -> str:
 @group.command(name="test")
 def try_examples(
     file: Annotated[Path | None, typer.Argument(help="A file of further rules.")] = None,
-    config: ConfigFile = None,
 ) -> None:
     """Try the examples of every rule: the shipped ones, the operator's, and those of FILE."""
-    rules = read_rules([*load(config).config.policy.rules, *([file] if file else ())])
+    rules = read_rules([*load().config.policy.rules, *([file] if file else ())])
     wrong = list(check_examples(rules))
     print(*wrong, f"{len(rules.all)} rules, {len(wrong)} wrong examples", sep="\n")
     raise typer.Exit(1 if wrong else 0)

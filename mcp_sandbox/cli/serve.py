@@ -14,9 +14,6 @@ from mcp_sandbox import __version__
 from mcp_sandbox.cli.options import (
     AsJson,
     BackendOption,
-    ConfigFile,
-    Data,
-    Socket,
     chat_id,
     console,
     flag,
@@ -26,6 +23,7 @@ from mcp_sandbox.cli.options import (
     table,
     tell,
     tell_differences,
+    told,
 )
 from mcp_sandbox.config import Config
 from mcp_sandbox.config.environment import state_folder
@@ -65,7 +63,6 @@ def _flags(
 
 def serve(
     *,
-    socket: Socket = None,
     idle_exit: Annotated[
         str | None,
         given(
@@ -87,20 +84,18 @@ def serve(
         ),
     ] = False,
     log_format: LogFormatOption = None,
-    data: Data = None,
     backend: BackendOption = None,
-    config: ConfigFile = None,
 ) -> None:
     """Serve the chats of all clients of this user; `connect` starts it when it is needed."""
     from mcp_sandbox.app import chats, daemon
 
     own = {"serve.idle_exit": idle_exit, "serve.http": http}
-    loaded = load(config, data, backend, {**own, **_flags(log_format, project_dir, skills)})
+    loaded = load(backend, {**own, **_flags(log_format, project_dir, skills)})
     logs.configure(loaded.config.serve.log_format, state_folder() / "daemon.log")
-    note_variables(str(socket_path(socket, data)), loaded.variables())
+    note_variables(str(socket_path()), loaded.variables())
     chats.check(loaded.config)
     work = partial(daemon.serve, anonymous_http=allow_anonymous_loopback)
-    anyio.run(work, loaded, socket_path(socket, data))
+    anyio.run(work, loaded, socket_path())
 
 
 def stdio(
@@ -114,15 +109,13 @@ def stdio(
     project_dir: ProjectAccessOption = None,
     skills: SkillFolders = None,
     log_format: LogFormatOption = None,
-    data: Data = None,
     backend: BackendOption = None,
-    config: ConfigFile = None,
 ) -> None:
     """Serve one chat to an MCP client on stdin and stdout."""
     from mcp_sandbox.app.chats import check, serve_stdio
 
     served = chat_id(user, chat)
-    loaded = load(config, data, backend, _flags(log_format, project_dir, skills))
+    loaded = load(backend, _flags(log_format, project_dir, skills))
     if log_format is not None:
         logs.configure(loaded.config.serve.log_format)
     check(loaded.config)
@@ -152,15 +145,13 @@ def connect(
     raise typer.Exit(run(DaemonAddress(named, __version__, may_start=not no_start)))
 
 
-def show_config(
+def config(
     as_json: AsJson = False,
-    data: Data = None,
     backend: BackendOption = None,
-    config: ConfigFile = None,
 ) -> None:
     """Print every setting with its value, where the value came from, and its help."""
-    rows = list(load(config, data, backend).rows())
-    tell_differences(data, config)
+    rows = list(load(backend).rows())
+    tell_differences()
     names = ("value", "source", "help")
     found = {key: dict(zip(names, rest, strict=True)) for key, *rest in rows}
     cells = (
@@ -176,27 +167,25 @@ def doctor(
         bool, flag("Try to get out of a sandbox, in some 40 ways; fails if one works.", "--attack")
     ] = False,
     as_json: AsJson = False,
-    data: Data = None,
     backend: Annotated[
         str | None, given("--backend", "NAME", "With --attack: the backend to attack.")
     ] = None,
-    config: ConfigFile = None,
 ) -> None:
     """Check this machine, and run print(6*7) in a sandbox of each usable backend."""
     if attack:
-        _attack(load(config, data, backend).config, as_json=as_json)
+        _attack(load(backend).config, as_json=as_json)
     if backend:
         raise typer.BadParameter("--backend belongs to --attack: without it, each one is tried")
     from mcp_sandbox.doctor.machine import examine, render
 
-    loaded, place = load(config, data), socket_path(None, data)
+    loaded, place = load(), socket_path()
     note_variables(str(place), loaded.variables())
     report = anyio.run(examine, loaded.config, place)
     if as_json:
         print(json.dumps(asdict(report)))
     else:
         render(report, console())
-    tell_differences(data, config)
+    tell_differences()
     raise typer.Exit(0 if report.usable else 1)
 
 
@@ -212,8 +201,8 @@ def _attack(config: Config, *, as_json: bool) -> NoReturn:
     raise typer.Exit(1 if found.count("BROKEN") else 0)
 
 
-def demo(data: Data = None, backend: BackendOption = None, config: ConfigFile = None) -> None:
+def demo(backend: BackendOption = None) -> None:
     """Start the server, connect an MCP client, and show a chat's computer at work."""
     from mcp_sandbox.app.demo import show
 
-    anyio.run(show, load(config, data, backend).config, console(), config, data is not None)
+    anyio.run(show, load(backend).config, console(), told.get().get("config"), "data" in told.get())

@@ -15,8 +15,7 @@ import typer
 from mcp_sandbox import __version__
 from mcp_sandbox.cli.options import (
     AsJson,
-    ConfigFile,
-    Data,
+    Group,
     Yes,
     agreed,
     flag,
@@ -37,15 +36,13 @@ from mcp_sandbox.models import TokenScope
 if TYPE_CHECKING:
     from mcp_sandbox.web.tokens import TokenFile
 
-init = typer.Typer(
-    help="Connect an agent: write the file in which it looks for servers.", no_args_is_help=True
+init = Group(
+    "Connect an agent: write the file in which it looks for servers.",
+    epilog="Any other client: add what `mcp-sandbox init cursor --print` shows to its settings.",
 )
-images = typer.Typer(help="Build, list and check sandbox images.", no_args_is_help=True)
-tokens = typer.Typer(help="Make, list and revoke the tokens of HTTP users.", no_args_is_help=True)
-
-cluster = typer.Typer(
-    help="Print what a Kubernetes cluster gets once.", no_args_is_help=True, name="kubernetes"
-)
+images = Group("Build, list and check sandbox images.", "config")
+tokens = Group("Make, list and revoke the tokens of HTTP users.", "data", "config")
+cluster = Group("Print what a Kubernetes cluster gets once.", "config")
 
 _FORBID = (
     "What needs your consent is asked of you. That it answers itself is forbidden by this line in "
@@ -141,13 +138,12 @@ def build(
     from_packages: Annotated[
         bool, flag("Make the Debian base here; needs root, mmdebstrap, npm.", "--from-packages")
     ] = False,
-    config: ConfigFile = None,
 ) -> None:
     """Build a sandbox image; it must be built again after an update of mcp-sandbox."""
     from mcp_sandbox.backends.docker import images as room
 
     builder = room.ImageBuilder(
-        load(config).config.docker,
+        load().config.docker,
         lambda line: print(line, file=sys.stderr, flush=True),
         ca_bundle,
         from_packages,
@@ -156,12 +152,12 @@ def build(
 
 
 @images.command(name="list")
-def list_images(as_json: AsJson = False, config: ConfigFile = None) -> None:
+def list_images(as_json: AsJson = False) -> None:
     """List the sandbox images of the engine."""
     from mcp_sandbox.backends.docker import images as room
     from mcp_sandbox.backends.docker.engine import build_again
 
-    rows = anyio.run(room.list_images, load(config).config.docker)
+    rows = anyio.run(room.list_images, load().config.docker)
     cells = (
         (
             row.name,
@@ -172,7 +168,8 @@ def list_images(as_json: AsJson = False, config: ConfigFile = None) -> None:
         for row in rows
     )
     columns = ("image", "id", "size", "runner")
-    tell([asdict(row) for row in rows], table(*columns, rows=cells), as_json=as_json)
+    none = "no images: `mcp-sandbox images build` makes one"
+    tell([asdict(row) for row in rows], table(*columns, rows=cells), as_json=as_json, none=none)
 
 
 @images.command()
@@ -196,13 +193,12 @@ def check(
         str | None, typer.Argument(help="Which image.", show_default="docker.image")
     ] = None,
     as_json: AsJson = False,
-    config: ConfigFile = None,
 ) -> None:
     """Run an image once, and print the version of each tool that it should have."""
     from mcp_sandbox.backends.docker import images as room
     from mcp_sandbox.backends.docker.engine import build_again
 
-    settings = load(config).config.docker
+    settings = load().config.docker
     if name:
         image = room.name_image(name) if name in room.image_folders() else name
         settings = settings.model_copy(update={"image": image})
@@ -238,11 +234,9 @@ def add(
             "mcp: the tools; control: the user's chats in the control API; platform: everybody's.",
         ),
     ] = "mcp",
-    data: Data = None,
-    config: ConfigFile = None,
 ) -> None:
     """Make a token for a user and print it: this once, as only its hash is kept."""
-    token, secret = _tokens(data, config).add(user, expires, scope)
+    token, secret = _tokens().add(user, expires, scope)
     until = "it is revoked" if token.expires is None else utc(token.expires)
     print(
         f"token {token.id} of {user}, valid until {until}; it is not shown again:", file=sys.stderr
@@ -251,7 +245,7 @@ def add(
 
 
 @tokens.command(name="list")
-def list_tokens(as_json: AsJson = False, data: Data = None, config: ConfigFile = None) -> None:
+def list_tokens(as_json: AsJson = False) -> None:
     """List the tokens: whose they are and how long they are valid, never the tokens."""
     now = time.time()
     rows: list[dict[str, Any]] = [
@@ -263,7 +257,7 @@ def list_tokens(as_json: AsJson = False, data: Data = None, config: ConfigFile =
             "expires": None if token.expires is None else utc(token.expires),
             "expired": token.expired(now),
         }
-        for token in _tokens(data, config).read()
+        for token in _tokens().read()
     ]
     cells = (
         (
@@ -273,7 +267,8 @@ def list_tokens(as_json: AsJson = False, data: Data = None, config: ConfigFile =
         for each in rows
         for note in [" (expired)" if each["expired"] else ""]
     )
-    tell(rows, table("token", "user", "scope", "created", "expires", rows=cells), as_json=as_json)
+    output = table("token", "user", "scope", "created", "expires", rows=cells)
+    tell(rows, output, as_json=as_json, none="no tokens: `mcp-sandbox token add USER` makes one")
 
 
 @cluster.command()
@@ -291,7 +286,6 @@ def manifests(
     helm: Annotated[
         Path | None, given("--helm", "FOLDER", "Write a chart there, with these as its values.")
     ] = None,
-    config: ConfigFile = None,
 ) -> None:
     """Print YAML for `kubectl apply -f -`: Role, server, quota, NetworkPolicies and warm pool.
 
@@ -303,8 +297,8 @@ def manifests(
     from mcp_sandbox.backends.kubernetes.manifests import Values, write_chart
     from mcp_sandbox.backends.kubernetes.manifests import manifests as render
 
-    settings = load(config).config
-    file = Path(config or setting_variables().get("MCP_SANDBOX_CONFIG") or default_config_file())
+    settings = load().config
+    file = Path(setting_variables().get("MCP_SANDBOX_CONFIG") or default_config_file())
     text = file.read_text() if file.exists() else ""
     if helm:
         numbers = {"chats": chats, "warm": warm, "replicas": replicas}
@@ -332,15 +326,13 @@ def seccomp() -> None:
 @tokens.command()
 def revoke(
     token: Annotated[str, typer.Argument(metavar="ID", help="Its id, or how it begins.")],
-    data: Data = None,
-    config: ConfigFile = None,
 ) -> None:
     """Revoke a token: it is refused from now on, by a running server too."""
-    revoked = _tokens(data, config).revoke(token)
+    revoked = _tokens().revoke(token)
     print(f"revoked {revoked.id} of {revoked.user}")
 
 
-def _tokens(data: Path | None, config: Path | None) -> "TokenFile":
+def _tokens() -> "TokenFile":
     from mcp_sandbox.web.tokens import TokenFile
 
-    return TokenFile(load(config, data).config.data_dir)
+    return TokenFile(load().config.data_dir)

@@ -17,19 +17,20 @@ from typing import Annotated
 import typer
 
 from mcp_sandbox.cli.control import Chat
-from mcp_sandbox.cli.options import Socket, socket_path
+from mcp_sandbox.cli.options import started
 from mcp_sandbox.config.environment import variable
 from mcp_sandbox.daemon.control_client import open_control_call
 from mcp_sandbox.errors import NoDaemon, OperatorError
 from mcp_sandbox.runner.wire import terminal_frames
 
 _PIECE = 64 * 1024
+# What follows the chat is the command's own, also what looks like an option.
+SETTINGS = {"allow_interspersed_args": False}
 
 
 def shell(
     chat: Chat,
-    command: Annotated[list[str] | None, typer.Argument(metavar="[-- COMMAND ...]")] = None,
-    path: Socket = None,
+    command: Annotated[list[str] | None, typer.Argument(help="A program, or a line.")] = None,
 ) -> None:
     """Open a shell in the sandbox of a chat, or run a command; its exit code is theirs."""
     while os.open(os.devnull, os.O_RDWR) <= 2:
@@ -37,8 +38,9 @@ def shell(
     tty = os.isatty(0) and os.isatty(1)
     columns, rows = shutil.get_terminal_size()
     arguments = {"chat": chat, "rows": rows, "columns": columns, "term": variable("TERM")}
-    arguments |= {"tty": tty, "command": command or []}
-    with open_control_call(socket_path(path), "shell", arguments) as talk:
+    given = (command or [])[(command or [])[:1] == ["--"] :]
+    arguments |= {"tty": tty, "command": ["bash", "-c", *given] if len(given) == 1 else given}
+    with started() as path, open_control_call(path, "shell", arguments) as talk:
         talk.receive()
         with _signals() as woken, _raw_terminal() if tty else nullcontext():
             code = _Joined(talk.connection, woken).run(bytes(talk.rest))

@@ -46,8 +46,9 @@ _NEXT = {
 }
 # Keys of an entry that are set here; others are the user's, and stay.
 _OURS = frozenset({"type", "command", "args", "url", "headers"})
-# The byte-order mark, with which some editors begin a file.
-_MARK = "\ufeff"
+# Beside strings, which stay: comments, and the byte-order mark with which some editors begin.
+_COMMENT = re.compile(r'("(?:[^"\\]|\\.)*")|//[^\n]*|/\*.*?\*/|^\ufeff', re.DOTALL)
+_LAST_COMMA = re.compile(r'("(?:[^"\\]|\\.)*")|,(?=\s*[}\]])', re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -225,20 +226,18 @@ def plan_change(target: EntryPlace, *, undo: bool) -> EntryChange:
 
 @contextlib.contextmanager
 def _unharmed(path: Path) -> Generator[None]:
-    """Refuse a file of which rewriting would lose something, such as comments in its JSON."""
+    """Refuse a file that is not understood."""
     try:
         yield
     except (ValueError, RecursionError) as exc:
         why = str(exc)
         if isinstance(exc, json.JSONDecodeError):
-            why = f"line {exc.lineno} is not plain JSON ({exc.msg.lower()})"
+            why = f"line {exc.lineno} is no JSON ({exc.msg.lower()})"
         elif isinstance(exc, RecursionError):
             why = "it is nested too deeply"
-        elif isinstance(exc, UnicodeEncodeError):
-            why = "it holds a lone surrogate"
         raise ConfigError(
-            f"{path} cannot be changed without harm: {why}. It is as it was; add the lines that "
-            "--print shows yourself, or make it plain JSON and try again"
+            f"{path} cannot be changed without harm: {why}. It is as it was; correct it and try "
+            "again, or add the lines that --print shows yourself"
         ) from exc
 
 
@@ -256,7 +255,7 @@ def _with_entry(text: str | None, target: EntryPlace, *, ours: bool) -> str:
     if text is not None and old == entry:
         return text
     document[target.section] = {**servers, NAME: entry}
-    return _rendered(document, like=text or "")
+    return _edited(text or "", document, target.section)
 
 
 def _without_entry(now: str | None, backup: _Backup, section: str) -> str | None:
@@ -277,11 +276,11 @@ def _without_entry(now: str | None, backup: _Backup, section: str) -> str | None
         return None
     if backup.before is not None and document == before:
         return backup.before
-    return _rendered(document, like=now)
+    return _edited(now, document, section)
 
 
 def _parsed(text: str | None) -> dict[str, Any]:
-    body = (text or "").removeprefix(_MARK)
+    body = _plain(text or "")
     found = json.loads(body if body.strip() else "{}", object_pairs_hook=_unique)
     if not isinstance(found, dict):
         raise ValueError("it holds no JSON object")  # noqa: TRY004 - told as all that is in files
@@ -302,17 +301,48 @@ def _servers(document: Mapping[str, Any], section: str) -> Mapping[str, Any]:
     return found
 
 
-def _rendered(document: Mapping[str, Any], *, like: str) -> str:
-    """Return the document as text with the indentation, line ends and last line of a file."""
-    body = like.removeprefix(_MARK)
-    indented = re.search(r"\n([ \t]+)\S", body)
-    indent = indented[1] if indented else None if body.strip() not in ("", "{}") else "  "
-    text = json.dumps(document, indent=indent, ensure_ascii=body.isascii())
-    if body.endswith("\n") or not body:
-        text += "\n"
-    text.encode()  # A lone surrogate cannot be written as UTF-8.
-    mark = _MARK if like.startswith(_MARK) else ""
-    return mark + (text.replace("\n", "\r\n") if "\r\n" in body else text)
+def _plain(text: str) -> str:
+    """Return JSON with blanks for what editors also take: comments, and commas before an end."""
+    for each in (_COMMENT, _LAST_COMMA):
+        text = each.sub(lambda found: found[1] or re.sub(r"\S", " ", found[0]), text)
+    return text
+
+
+def _edited(text: str, wanted: Mapping[str, Any], section: str) -> str:
+    """Return a file that holds what is wanted; all else stays as it is written."""
+    if not _plain(text).strip():
+        text = f"{text}\n{{}}\n".lstrip()
+    for each in _edits(text, section, wanted.get(section, {}).get(NAME)):
+        with contextlib.suppress(ValueError):
+            if _parsed(each) == wanted:
+                return each
+    raise ValueError(f"there is no telling where {NAME} belongs in it")
+
+
+def _edits(text: str, section: str, entry: Entry | None) -> Iterator[str]:
+    """Yield the text with the entry wherever it could belong, or, if it is None, without one."""
+    plain, indented = _plain(text), re.search(r"\n([ \t]+)\S", text)
+    indent = indented[1] if indented else "  " if "\n" in text else ""
+    end = "\r\n" if "\r\n" in text else "\n"
+
+    def show(value: object, depth: int) -> str:
+        lines = json.dumps(value, indent=indent or None, ensure_ascii=text.isascii())
+        return lines.replace("\n", end + indent * depth)
+
+    for found in re.finditer(rf'"({NAME}|{section})"\s*:\s*', plain):
+        with contextlib.suppress(ValueError):
+            _, after = json.JSONDecoder().raw_decode(plain, found.end())
+            head, rest = text[: found.start()], text[after:]
+            if entry:
+                yield text[: found.end()] + show(entry, 2) + rest
+            yield head + rest.partition(",")[2].lstrip()
+            yield head.rstrip().removesuffix(",") + rest
+    into = [(at.end(), NAME, entry, 2) for at in re.finditer(rf'"{section}"\s*:\s*{{', plain)]
+    for at, name, value, depth in (*into, (plain.index("{") + 1, section, {NAME: entry}, 1)):
+        line, rest = (end + indent * depth if indent else ""), text[at:]
+        new = f'{text[:at]}{line}"{name}": {show(value, depth)}'
+        yield new + line.removesuffix(indent) + rest.lstrip()
+        yield f"{new},{'' if line else ' '}{rest}"
 
 
 def _follow_links(path: Path) -> Path:

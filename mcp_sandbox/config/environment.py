@@ -73,18 +73,20 @@ def variable(name: str) -> str:
 
 
 @contextmanager
-def having_variable(name: str, value: str) -> Generator[None]:
-    """Give this process one more variable in the block."""
-    os.environ[name] = value
+def having_variables(more: Mapping[str, str]) -> Generator[None]:
+    """Give this process more variables, or other values of them, in the block."""
+    before = dict(os.environ)
+    os.environ.update(more)
     try:
         yield
     finally:
-        del os.environ[name]
+        os.environ.clear()
+        os.environ.update(before)
 
 
-def default_socket(data: Path | None = None) -> Path:
+def default_socket() -> Path:
     """Return where the daemon listens: the same place for every client."""
-    return Path(place.default_socket(str(data.absolute()) if data else ""))
+    return Path(place.default_socket())
 
 
 def home() -> Path:

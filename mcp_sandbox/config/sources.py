@@ -290,7 +290,7 @@ def _sentence(error: ErrorDetails, settings: Mapping[str, Setting]) -> str:
     key = next((key for key in dotted if key in KNOWN), None) or next(own)
     info = KNOWN[key]
     value, source = settings.get(key, (error["input"], "environment S3_ENDPOINT"))
-    reason = error["msg"].removeprefix("Value error, ")
+    reason = error["msg"]
     if error["type"] != "value_error":
         reason = f"write {_SHAPES.get(key) or _accepted(info.annotation, info.metadata)}"
     below = "".join(f".{part}" for part in path[key.count(".") + 1 :])

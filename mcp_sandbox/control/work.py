@@ -77,7 +77,7 @@ def _describe_invalid(error: RequestValidationError) -> dict[str, Any]:
     first = error.errors()[0]
     place = () if first["type"] == "json_invalid" else first["loc"][1:]
     field = ".".join(map(str, place)) or "the body"
-    detail = f"{field}: {first['msg']}"
+    detail = f"{field}: {SandboxError(first['msg'])}"
     return {"title": "InvalidArgument", "status": 400, "detail": detail, "field": field}
 
 

@@ -47,6 +47,10 @@ _PATH = r"""
 fail() { echo "$p in the sandbox $1" >&2; exit 2; }
 p=${1:-.}; [[ $p == '~' || $p == '~/'* ]] && p=$HOME${p:1}; [[ $p == /* ]] || p=./$p
 """
+_MATCH = rf"""{_PATH}
+[[ -e $p || -L $p ]] && printf '%s\0' "$p" && exit
+shopt -s nullglob; IFS=; printf '%s\0' $p
+"""
 _OUT = rf"""{_PATH}
 tar --help 2>&1 | grep -q -e --hard-dereference && gnu='--format=gnu --hard-dereference'
 if [[ -d $p ]]; then cd "$p" && tar $gnu -cf - .
@@ -57,19 +61,17 @@ code=$?; [[ $gnu && $code == 1 ]] || exit $code  # With 1 it says that something
 """
 # The stage is named like the runner's own drafts, which file lists leave out.
 _IN = rf"""{_PATH}
-[[ -d $p ]] && p=${{p%/}}/$2
+[[ $p == */ || -d $p ]] && p=${{p%/}}/$2
 stage=${{p%/*}}/.~mcp-$3
 [[ $0 == clean ]] && chmod -R u+rwx "$stage" 2>/dev/null
 [[ $0 == clean ]] && exec rm -rf "$stage"
-[[ $p != */ && -d ${{p%/*}}/ ]] || fail 'is in no folder that is there'
-[[ -d $p || ( -e $p || -L $p ) && ! $4 ]] && fail 'is there: --force replaces files, no folders'
-mkdir -m 700 "$stage" && tar -xpof - -C "$stage" && chmod u+w "$stage/x" &&
-  mv -fT "$stage/x" "$p" && rmdir "$stage"
+mkdir -p "${{p%/*}}/" 2>/dev/null || fail 'is in no folder, and none can be made there'
+[[ ( -e $p || -L $p ) && ! $4 ]] && fail 'is there: --force replaces it'
+mkdir -m 700 "$stage" && tar -xpof - -C "$stage" && chmod u+w "$stage/x" || exit
+[[ -d $p && ! -L $p ]] && {{ mv -T "$p" "$stage/old" || exit; }}
+mv -fT "$stage/x" "$p" || {{ mv -T "$stage/old" "$p"; exit 1; }}
+rm -rf "$stage" 2>/dev/null || :
 """
-_SAME = (
-    *("state", "server", "backend", "image", "busy", "background"),
-    *("assistant", "unsaved", "folder"),
-)
 _GIVEN = ("assistant", "chat", "connector", "timeout_s")
 
 
@@ -259,10 +261,12 @@ async def _is_granted(egress: Egress | None, chat: ChatId, asked: Approval) -> b
 
 
 def _make_row(status: SessionStatus) -> dict[str, Any]:
-    at = {"created": status.created_at, "last_used": status.last_used_at, "saved": status.saved_at}
-    times = {name: moment and moment.isoformat() for name, moment in at.items()}
-    same = {name: getattr(status, name) for name in _SAME}
-    return {**asdict(status.chat), "sandbox": status.sandbox_id, **times, **same}
+    row = asdict(status)
+    for name in ("created", "last_used", "saved"):
+        moment = row.pop(f"{name}_at")
+        row[name] = moment and moment.isoformat()
+    row["sandbox"] = row.pop("sandbox_id")
+    return {**row, **row["chat"]}
 
 
 def find_chat(text: str, chats: Collection[ChatId], shown_by: str = "ls") -> ChatId:
@@ -310,7 +314,8 @@ async def copy(chats: ChatControl, arguments: JsonObject, connection: TimedStrea
     path, name = (str(arguments.get(key) or "") for key in ("path", "name"))
     plain = {**arguments, "tty": False, "rows": 1, "columns": 1}
     if not name:
-        await chats.shell({**plain, "command": ["bash", "-c", _OUT, "cp", path]}, connection)
+        script = _MATCH if arguments.get("match") else _OUT
+        await chats.shell({**plain, "command": ["bash", "-c", script, "cp", path]}, connection)
         return
     given = [path, name, secrets.token_hex(8), "force" if arguments.get("force") else ""]
     session = await chats.session(arguments)

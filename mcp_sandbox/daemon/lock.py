@@ -20,11 +20,10 @@ from anyio import to_thread
 
 from mcp_sandbox.durable import check_trusted, lock, make_folder, unlock
 from mcp_sandbox.errors import AlreadyServed, StorageUnavailable
+from mcp_sandbox.relay.place import LONGEST_PATH
 
 # A daemon that ends waits for its running calls and ends its sandboxes.
 _LEAVING_S = 60.0
-# A socket's address has 108 bytes, and its temporary name is four bytes longer.
-_LONGEST_PATH = 103
 
 
 @dataclass(frozen=True)
@@ -191,9 +190,9 @@ async def listen_at(path: Path) -> AsyncGenerator[SocketListener]:
 
 def _check_folder(path: Path) -> None:
     """Raise StorageUnavailable if other users could replace a socket at the path."""
-    if len(os.fsencode(path)) > _LONGEST_PATH:
+    if len(os.fsencode(path)) > LONGEST_PATH:
         raise StorageUnavailable(
-            f"the socket's path {path} has more than {_LONGEST_PATH} bytes: name a shorter one "
+            f"the socket's path {path} has more than {LONGEST_PATH} bytes: name a shorter one "
             "with --socket"
         )
     folder = path.parent

@@ -22,7 +22,7 @@ from rich.console import Console
 
 from mcp_sandbox.app.chats import on_trial, open_manager, temporary_data
 from mcp_sandbox.config import Config, LimitsConfig
-from mcp_sandbox.config.environment import having_variable
+from mcp_sandbox.config.environment import having_variables
 from mcp_sandbox.config.sections import PoolConfig, SecretConfig
 from mcp_sandbox.doctor import attack_inside as inside
 from mcp_sandbox.errors import SandboxGone
@@ -159,7 +159,7 @@ def set_out(folder: Path, stack: ExitStack, config: Config) -> dict[str, Any]:
         server.bind(address)
         server.listen()
     (folder / "unix").chmod(0o777)
-    stack.enter_context(having_variable("ATTACK_CANARY", at["variable"]))
+    stack.enter_context(having_variables({"ATTACK_CANARY": at["variable"]}))
     beside = [sys.executable, "-c", _BESIDE, at["process"]]
     process = subprocess.Popen(beside, start_new_session=True, stdout=subprocess.DEVNULL)  # noqa: S603 - ours
     stack.callback(stack.enter_context(process).kill)

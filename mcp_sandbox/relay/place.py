@@ -8,6 +8,8 @@ from _socket import AF_UNIX, MSG_PEEK, SO_PEERCRED, SOCK_STREAM, SOL_SOCKET, soc
 
 STATE = "mcp-sandbox"
 CHUNK_BYTES = 256 << 10
+LONGEST_PATH = 103
+"""A socket's address has 108 bytes, and its temporary name is four bytes longer."""
 ANSWER_S = 15.0
 _ELSEWHERE = "give another path with --socket or MCP_SANDBOX_SOCKET"
 _LONGEST_ANSWER = 64 << 10
@@ -186,18 +188,22 @@ def home() -> str:
     return pwd.getpwuid(os.getuid()).pw_dir
 
 
-def default_socket(data: str = "") -> str:
+def default_socket() -> str:
     """Return where the daemon listens; a data root that is named has a socket of its own."""
     if named := os.environ.get("MCP_SANDBOX_SOCKET"):
         return named
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
     folder = os.path.join(runtime, STATE) if runtime.startswith("/") else state_folder()
-    root = os.path.normpath(os.path.expanduser(data or os.environ.get("MCP_SANDBOX_DATA_DIR", "")))
-    if root in (".", base_folder("XDG_DATA_HOME", ".local/share")):
+    root = os.path.normpath(os.path.expanduser(os.environ.get("MCP_SANDBOX_DATA_DIR", "")))
+    usual = root in (".", base_folder("XDG_DATA_HOME", ".local/share"))
+    is_long = len(os.fsencode(folder)) + len("/mcp-01234567.sock") > LONGEST_PATH
+    if usual and not is_long:
         return os.path.join(folder, "mcp.sock")
     from binascii import crc32
 
-    return os.path.join(folder, f"mcp-{crc32(os.fsencode(root)):08x}.sock")
+    digest = crc32(os.fsencode(root + folder * is_long))
+    folder = f"/tmp/{STATE}-{os.geteuid()}" if is_long else folder
+    return os.path.join(folder, f"mcp-{digest:08x}.sock")
 
 
 def _variables_file(socket: str) -> str:

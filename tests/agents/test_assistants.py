@@ -105,11 +105,11 @@ def test_a_name_is_no_path(tmp_path: Path, name: str) -> None:
     ("text", "said"),
     [
         ("sandbox:\n  timeout: 10 parsecs\n", "line 2: sandbox.timeout: write a time as seconds"),
-        ("sandbox:\n  max_memory: -1\n", "line 2: sandbox.max_memory: Input should be greater"),
-        ("sandbox:\n  max_cpu: many\n", "line 2: sandbox.max_cpu: Input should be a valid number"),
+        ("sandbox:\n  max_memory: -1\n", "line 2: sandbox.max_memory: should be greater"),
+        ("sandbox:\n  max_cpu: many\n", "line 2: sandbox.max_cpu: should be a valid number"),
         (
             "sandbox:\n  command: claude\n  arguments: {max_turns: x}\n",
-            "line 3: sandbox.arguments: the arguments of claude cannot be used: max_turns: Input",
+            "line 3: sandbox.arguments: the arguments of claude cannot be used: max_turns: should",
         ),
         (
             "sandbox:\n  arguments: {max_turns: x}\n",

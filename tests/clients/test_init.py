@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import json5
 import pytest
 from typer.testing import CliRunner, Result
 
@@ -161,6 +162,67 @@ def test_nothing_stays_of_an_entry_that_somebody_else_wrote(init: Init, project:
     assert entry(file) == old
 
 
+COMMENTED = """\
+\ufeff{
+    // Servers of "mcpServers", "servers": { not here }
+    "inputs": [{"servers": {"sandbox": 1}},], /* , */
+    "servers": {
+        "web": {"url": "https://example.com/a//b", }, // "sandbox": {}
+        /* the one
+           that is old */
+        "old": {}%s // last
+        // "sandbox": {"command": "none"},
+    },
+    // end
+}
+"""
+
+
+@pytest.mark.parametrize("comma", ["", ",", " /* , */"])
+def test_comments_and_last_commas_stay_where_they_are(
+    comma: str, init: Init, project: Path
+) -> None:
+    file = project / ".vscode" / "mcp.json"
+    file.parent.mkdir()
+    before = COMMENTED % comma
+    file.write_text(before)
+    assert init("vscode", "--yes").exit_code == 0
+    written = file.read_text()
+    assert [*json5.loads(written.removeprefix("\ufeff"))["servers"]] == ["sandbox", "web", "old"]
+    head, tail = before.split('    "servers": {\n')
+    assert written.startswith(head + '    "servers": {\n        "sandbox": {\n')
+    assert written.endswith("\n        },\n" + tail)
+    # Another program writes: only our entry goes.
+    file.write_text(written.replace('"old"', '"new"'))
+    assert init("vscode", "--undo", "--yes").exit_code == 0
+    assert file.read_text() == before.replace('"old"', '"new"')
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ('{"servers": {"sandbox": 1 /* ours */, "b": 2}} // end', ["sandbox", "b"]),
+        ('{"servers": {} // none yet\n}', ["sandbox"]),
+        ('// nothing\n', ["sandbox"]),
+        ('// nothing\n{ /* at all */ }', ["sandbox"]),
+        ('{"a": 1, // one\n}', ["sandbox"]),
+    ],
+)  # fmt: skip
+def test_an_entry_finds_its_place_among_comments(
+    before: str, after: list[str], init: Init, project: Path
+) -> None:
+    file = project / ".vscode" / "mcp.json"
+    file.parent.mkdir()
+    file.write_text(before)
+    assert init("vscode", "--yes").exit_code == 0
+    written = file.read_text()
+    assert [*json5.loads(written)["servers"]] == after
+    assert json5.loads(written)["servers"]["sandbox"]["type"] == "stdio"
+    assert all(each in written for each in re.findall(r"//.*|/\*.*?\*/", before))
+    assert init("vscode", "--undo", "--yes").exit_code == 0
+    assert file.read_text() == before
+
+
 def test_a_second_time_changes_nothing(init: Init, project: Path) -> None:
     assert init("cursor", "--yes").exit_code == 0
     before = (project / ".cursor" / "mcp.json").stat()
@@ -215,15 +277,15 @@ def test_undo_after_two_changes_goes_back_to_before_the_first(init: Init, projec
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ('{\n  // by hand\n  "mcpServers": {}\n}\n', "line 2 is not plain JSON"),
-        ('{"mcpServers": {', "is not plain JSON"),
+        ('{\n  // by hand\n  "mcpServers": {\n', "line 4 is no JSON"),
+        ('{"mcpServers": {', "is no JSON"),
         ('{"mcpServers": []}', "something else"),
-        ('{"a": 1,}', "line 1 is not plain JSON"),
+        ('{"a": 1,,}', "line 1 is no JSON"),
+        ('{"mcpServers": {"a": 1 /* , */ /* open */', "is no JSON"),
         ('{"a": 1, "a": 2}', "two values of the same name"),
         ("[]", "holds no JSON object"),
         ("[" * 100_000, "nested too deeply"),
         ('{"a": ' + "9" * 5000 + "}", "digits"),
-        ('{"a": "\xc3\xa9\\ud800"}', "lone surrogate"),
         ("\x00\x80", "not UTF-8"),
     ],
 )

@@ -221,13 +221,20 @@ async def test_what_is_resumed_is_the_last_run_of_the_chat_by_the_same_assistant
     assert begun[1] not in (first, second)
 
 
-async def test_a_check_starts_no_daemon(where: Place) -> None:
+async def test_neither_a_check_nor_a_run_that_cannot_begin_leaves_a_daemon_or_a_chat(
+    where: Place,
+) -> None:
     await command(where, "shutdown")
+    begun = await command(where, "agent run", "x", "-a", "no-such")
+    assert (begun.code, "no-such" in begun.err) == (1, True)
+    assert (await command(where, "status")).code == 3
     done = await command(where, "agent check", "adder", asks=False)
     assert (done.code, done.out) == (1, "")
     # It was asked for its version, which it does not know.
     assert "['claude', '--version']" in done.err
     assert (await command(where, "status")).code == 3
+    chats = json.loads((await command(where, "ls", "--json", asks=False)).out)
+    assert not {"check", "demo"} & {each["chat"] for each in chats}
 
 
 async def test_a_conversation_is_of_one_run_at_a_time(where: Place) -> None:

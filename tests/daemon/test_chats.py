@@ -100,6 +100,55 @@ async def test_stop_ends_what_runs_and_keeps_the_files(tmp_path: Path) -> None:
         assert await client.exec("cat note") == "kept\n"
 
 
+async def test_several_chats_are_ended_and_removed_at_once_or_none_of_them(tmp_path: Path) -> None:
+    where = place(tmp_path)
+    async with running(where):
+        assert (await command(where, "rm", "--all", "--yes")).out == "there is no chat to end\n"
+        for name in ("one", "two", "three"):
+            async with in_chat(where, name) as client:
+                await client.exec("true")
+        wrong = await command(where, "stop", "one", "unknown")
+        assert (wrong.code, wrong.out) == (1, "")
+        for neither in ((), ("one", "--all")):
+            assert "name chats, or give --all" in (await command(where, "rm", *neither)).err
+        stopped = await command(where, "stop", "thr", "local/one")
+        assert stopped.out == "".join(
+            f"local/{name}: its sandbox has ended; its files stay\n" for name in ("three", "one")
+        )
+        everything = await command(where, "stop", "--all")
+        assert everything.out == "local/two: its sandbox has ended; its files stay\n"
+        assert (await command(where, "stop", "--all")).out == "there is no sandbox to end\n"
+        asked = await command(where, "rm", "one", "two", stdin=b"n\n")
+        assert "Remove local/one, local/two with all files?" in asked.err
+        assert (await command(where, "rm", "one", "two", "--yes")).code == 0
+        assert (await command(where, "rm", "--all", stdin=b"y\n")).out.count("removed") == 1
+        assert (await command(where, "ls")).out == "no chats yet\n"
+
+
+async def test_looking_leaves_no_trace_in_the_audit_and_it_is_read_by_the_beginning_of_a_name(
+    tmp_path: Path,
+) -> None:
+    where = place(tmp_path)
+    async with running(where):
+        for name in ("alpha", "beta"):
+            async with in_chat(where, name) as client:
+                await client.exec(f"echo in-{name}")
+    file, at = where.data / "sandbox" / "audit" / "audit.jsonl", ("--data", str(where.data))
+    before = file.read_bytes()
+    asked = ["ls", "gc --dry-run", "approvals list", "approvals show zzzz", "backup list alpha"]
+    for words in (*asked, "egress check x.org", "egress list alpha"):
+        await command(where, words, *at, asks=False)
+    assert file.read_bytes() == before
+    shown = await command(where, "audit show", "al", *at, asks=False)
+    assert "in-alpha" in shown.out
+    assert "in-beta" not in shown.out
+    raw = await command(where, "audit show", "local/b", "--json", *at, asks=False)
+    assert {json.loads(line)["chat"] for line in raw.out.splitlines()} == {"beta"}
+    unknown = await command(where, "audit show", "gamma", *at, asks=False)
+    assert (unknown.code, unknown.out) == (1, "")
+    assert "no chat is called 'gamma'" in unknown.err
+
+
 @pytest.mark.docker
 async def test_a_person_pauses_and_resumes_a_chat(tmp_path: Path) -> None:
     where = place(tmp_path, "docker")

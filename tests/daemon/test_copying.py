@@ -7,6 +7,7 @@ import stat
 import tarfile
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import anyio
@@ -120,28 +121,101 @@ async def test_single_files_get_the_name_or_the_folder_that_is_meant(tmp_path: P
     assert "tar " not in audit.out
 
 
-async def test_nothing_is_overwritten_unless_forced_and_folders_never(tmp_path: Path) -> None:
+async def test_what_is_there_is_replaced_only_when_forced_and_folders_as_a_whole(
+    tmp_path: Path,
+) -> None:
     where = place(tmp_path)
     (tmp_path / "note").write_text("new")
     (tmp_path / "folder" / "sub").mkdir(parents=True)
     (tmp_path / "kept").write_text("here")
     async with at_work(where) as client:
-        await client.exec("echo -n old > note; mkdir folder full full/folder; touch full/folder/x")
-        assert "note in the sandbox is there" in await refused(where, tmp_path / "note", "a:note")
+        await client.exec("echo -n old > note; mkdir -p full/folder/x; chmod 0 full/folder/x")
+        assert "note in the sandbox is there: --force" in await refused(
+            where, tmp_path / "note", "a:note"
+        )
         assert await client.exec("cat note") == "old"
         await copied(where, "--force", tmp_path / "note", "a:note")
         assert await client.exec("cat note") == "new"
-        forced = "--force", tmp_path / "folder", "a:full"
-        assert "folder in the sandbox is there" in await refused(where, *forced)
+        given = tmp_path / "folder", "a:full"
+        assert "folder in the sandbox is there: --force" in await refused(where, *given)
         assert await client.exec("ls -A full/folder") == "x\n"
+        await copied(where, "-rf", *given)
+        assert await client.exec("ls -A full full/folder") == "full:\nfolder\n\nfull/folder:\nsub\n"
 
-        assert "kept is there" in await refused(where, "a:note", tmp_path / "kept")
+        assert "kept is there: --force" in await refused(where, "a:note", tmp_path / "kept")
         assert (tmp_path / "kept").read_text() == "here"
         await copied(where, "-f", "a:note", tmp_path / "kept")
         assert (tmp_path / "kept").read_text() == "new"
-        assert "folder is there" in await refused(where, "-f", "a:folder", tmp_path)
+        await client.exec("mkdir folder; touch folder/y")
+        assert "folder is there: --force" in await refused(where, "a:folder", tmp_path)
         assert [path.name for path in (tmp_path / "folder").iterdir()] == ["sub"]
+        await copied(where, "-R", "-f", "a:folder", tmp_path)
+        assert [path.name for path in (tmp_path / "folder").iterdir()] == ["y"]
+        # Half of a new folder is none: the old one stays.
+        await with_tar(client, ROOT + member("f", bytes(5000))[:2000], "cat ~/tar")
+        assert "no whole tar" in await refused(where, "-f", "a:folder", tmp_path)
+        assert [path.name for path in (tmp_path / "folder").iterdir()] == ["y"]
         assert await left_in(client) == 0
+    assert not list(tmp_path.glob(".~mcp-*"))
+
+
+async def test_folders_that_are_not_there_are_made_on_both_sides(tmp_path: Path) -> None:
+    where = place(tmp_path)
+    (tmp_path / "note").write_text("one")
+    async with at_work(where) as client:
+        await copied(where, tmp_path / "note", "a:new/deep/other")
+        await copied(where, tmp_path / "note", "a:~/more/")
+        await copied(where, tmp_path / "note", tmp_path / "note", "a:both", "-f")
+        shown = "cat new/deep/other ~/more/note both/note"
+        assert await client.exec(shown) == "oneoneone"
+        await copied(where, "a:new", tmp_path / "out" / "side")
+        await copied(where, "a:both/note", f"{tmp_path}/box/")
+    assert (tmp_path / "out" / "side" / "deep" / "other").read_text() == "one"
+    assert (tmp_path / "box" / "note").read_text() == "one"
+
+
+async def test_patterns_pipes_and_other_chats_are_taken(tmp_path: Path) -> None:
+    where = place(tmp_path)
+    async with at_work(where) as client, in_chat(where, "b") as other:
+        await client.exec("mkdir -p d; echo 1 >'d/a b.txt'; echo 2 >d/c.txt; echo 3 >'d/[x].txt'")
+        await other.exec("true")
+        await copied(where, "a:d/*.txt", tmp_path / "out")
+        assert sorted(os.listdir(tmp_path / "out")) == ["[x].txt", "a b.txt", "c.txt"]
+        await copied(where, "a:d/[x].txt", tmp_path / "literal")
+        assert (tmp_path / "literal").read_text() == "3\n"
+        assert "nothing in the sandbox matches a:d/*.no" in await refused(where, "a:d/*.no", "b:")
+
+        await copied(where, "a:d", "b:from/a")
+        await copied(where, "a:d/../d/?.txt", "b:")
+        assert await other.exec("cat from/a/c.txt c.txt") == "2\n2\n"
+        piped = await command(where, "cp", "-", "b:piped/here", stdin=b"\0given\n")
+        assert piped == Done(0, "", "")
+        assert await command(where, "cp", "b:piped/here", "-") == Done(0, "\0given\n", "")
+        assert "is a folder" in await refused(where, "b:piped", "-")
+
+
+async def test_cp_and_shell_start_a_daemon_that_ends_where_they_cannot_be_done(
+    tmp_path: Path,
+) -> None:
+    where = place(tmp_path)
+    async with at_work(where):
+        pass
+    settings = {"MCP_SANDBOX_BACKEND": where.backend, "MCP_SANDBOX_DATA_DIR": str(where.data)}
+    where = replace(where, more=settings)
+    (tmp_path / "note").write_text("one")
+    for unknown in (["cp", str(tmp_path / "note"), "b:"], ["shell", "b", "ls"]):
+        done = await command(where, *unknown)
+        assert (done.code, "no chat is called 'b'" in done.err) == (1, True), done
+        for looks in ("status", "ls", "logs"):
+            assert (await command(where, looks)).code == (0 if looks == "logs" else 3)
+    try:
+        assert await command(where, "cp", str(tmp_path / "note"), "a:") == Done(0, "", "")
+        assert await command(where, "shell", "a", "cat", "note") == Done(0, "one", "")
+        # One that others use, too, goes on.
+        assert (await command(where, "shell", "b", "ls")).code == 1
+        assert (await command(where, "status")).code == 0
+    finally:
+        assert (await command(where, "shutdown", "--all")).code == 0
 
 
 async def test_what_cannot_be_copied_is_told_in_a_sentence(tmp_path: Path) -> None:
@@ -149,17 +223,11 @@ async def test_what_cannot_be_copied_is_told_in_a_sentence(tmp_path: Path) -> No
     (tmp_path / "note").write_text("")
     os.mkfifo(tmp_path / "pipe")
     note = str(tmp_path / "note")
-    for wrong in (
-        [note],
-        [note, "other"],
-        ["a:x", "a:y"],
-        ["a:x", note, "b:y"],
-        ["a:b", note, "c"],
-    ):
+    for wrong in ([note, "other"], ["a:x", note, "y"], ["-", note], ["a:x", "-", "-"]):
         done = await command(where, "cp", *wrong)
         assert done.code == 2
         assert "one side is CHAT:PATH" in " ".join(done.err.split()), done.err
-    assert (await command(where, "cp", note, "a:")).code == 3
+    assert "Missing argument" in (await command(where, "cp", note)).err
     async with at_work(where) as client:
         await client.exec("mkfifo pipe; touch closed; chmod 0 closed")
         assert "no chat is called 'b'" in await refused(where, note, "b:")
@@ -170,10 +238,9 @@ async def test_what_cannot_be_copied_is_told_in_a_sentence(tmp_path: Path) -> No
         assert "is no file or folder" in await refused(where, "a:pipe", tmp_path / "new")
         assert "no file or folder" in await refused(where, tmp_path / "missing", "a:")
         assert "no file or folder" in await refused(where, tmp_path / "pipe", "a:")
-        assert "is in no folder" in await refused(where, note, "a:missing/note")
-        assert "is in no folder" in await refused(where, note, note, "a:missing")
-        assert "No such file" in await refused(where, "a:", tmp_path / "missing" / "x")
-        assert "there is no folder" in await refused(where, "a:", "a:", tmp_path / "missing")
+        assert "none can be made" in await refused(where, note, "a:closed/note")
+        assert "none can be made" in await refused(where, note, note, "a:/proc/new")
+        assert "note: File exists" in await refused(where, "a:", tmp_path / "note" / "x")
         assert not (tmp_path / "new").exists()
 
 

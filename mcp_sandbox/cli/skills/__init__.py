@@ -4,22 +4,17 @@
 Exit codes: 0 fine, 1 problems were found or nothing was done, 2 wrong usage.
 """
 
-import typer
-
+from mcp_sandbox.cli.options import Group
 from mcp_sandbox.cli.skills import check, install
 
-group = typer.Typer(
-    help="See, check, install and mend skills: folders with a SKILL.md. Exit codes: 0 fine, "
-    "1 problems were found or nothing was done, 2 wrong usage.",
-    no_args_is_help=True,
-)
+group = Group("See, check, install and mend skills: folders with a SKILL.md.", "data", "config")
 group.command(name="list")(check.list_skills)
 group.command()(check.show)
-group.command()(check.validate)
+group.command(leads=())(check.validate)
 group.command()(check.doctor)
 group.command()(install.add)
 group.command()(install.remove)
 group.command()(install.update)
 group.command()(install.lock)
-group.command()(check.fix)
+group.command(leads=())(check.fix)
 group.command(name="test")(check.try_out)

@@ -25,8 +25,6 @@ from mcp_sandbox import __version__
 from mcp_sandbox.cli.options import (
     AsJson,
     BackendOption,
-    ConfigFile,
-    Data,
     chat_id,
     console,
     flag,
@@ -61,7 +59,7 @@ Skill = Annotated[str, typer.Argument(metavar="NAME", help="A skill: its name, o
 NoSandbox = Annotated[bool, flag("Do not ask a sandbox what it lacks.", "--no-sandbox")]
 Paths = Annotated[
     list[Path],
-    typer.Argument(metavar="PATH…", help="A skill's folder, its SKILL.md, or a folder of skills."),
+    typer.Argument(metavar="PATH", help="A skill's folder, its SKILL.md, or a folder of skills."),
 ]
 STYLES: dict[Level, str] = {"error": "red", "warning": "yellow", "note": "dim"}
 _USES = {
@@ -172,13 +170,11 @@ def list_skills(
     ] = None,
     user: User = "local",
     as_json: AsJson = False,
-    data: Data = None,
-    config: ConfigFile = None,
 ) -> None:
     """List the skills that chats are offered, those first that a QUERY means."""
     from mcp_sandbox.skills.search import Index
 
-    found = catalogue(load(config, data).config, user)
+    found = catalogue(load().config, user)
     skills = found.skills
     if query is not None:
         skills = tuple(match.skill for match in Index().search_among(skills, query))
@@ -194,8 +190,6 @@ def show(
     name: Skill,
     user: User = "local",
     as_json: AsJson = False,
-    data: Data = None,
-    config: ConfigFile = None,
 ) -> None:
     """Show one skill: what it says of itself, its files, where it came from, what is wrong."""
     from mcp_sandbox.skills.library import SkillLibrary
@@ -203,7 +197,7 @@ def show(
     from mcp_sandbox.skills.supply.installed import InstalledSkills
     from mcp_sandbox.skills.validate import examine
 
-    settings = load(config, data).config
+    settings = load().config
     skill = catalogue(settings, user).find(name, _LISTING)
     contents = anyio.run(SkillLibrary(settings.skills, settings.data_dir).contents, skill)
     installed = InstalledSkills(settings.data_dir, chat_id(user).user)
@@ -287,11 +281,9 @@ def doctor(
     as_json: AsJson = False,
     no_sandbox: NoSandbox = False,
     backend: BackendOption = None,
-    data: Data = None,
-    config: ConfigFile = None,
 ) -> None:
     """Look at all skills that chats are offered, and at what could not be offered."""
-    rows = list(_all_rows(load(config, data, backend).config, user, ask=not no_sandbox))
+    rows = list(_all_rows(load(backend).config, user, ask=not no_sandbox))
     _print(rows, as_json=as_json)
     if not as_json:
         print(f"{counted(len(rows), 'remark')} in all" if rows else "all skills are fine")
@@ -410,8 +402,6 @@ def try_out(
     user: User = "local",
     as_json: AsJson = False,
     backend: BackendOption = None,
-    data: Data = None,
-    config: ConfigFile = None,
 ) -> None:
     """Run a skill's tests, evals and scripts' syntax in a throw-away sandbox without network.
 
@@ -419,7 +409,7 @@ def try_out(
     """
     from mcp_sandbox.app import skill_tests
 
-    settings = load(config, data, backend).config
+    settings = load(backend).config
     folder = _folder(settings, user, what)
     outcomes = anyio.run(partial(skill_tests.try_out, folder, settings, timeout_s=timeout))
     failed = sum(each.verdict == "failed" for each in outcomes)

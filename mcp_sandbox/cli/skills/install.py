@@ -11,8 +11,6 @@ from rich.text import Text
 
 from mcp_sandbox.cli.options import (
     AsJson,
-    ConfigFile,
-    Data,
     Yes,
     agreed,
     chat_id,
@@ -47,15 +45,13 @@ def add(
     user: User = "local",
     yes: Yes = False,
     no_sandbox: NoSandbox = False,
-    data: Data = None,
-    config: ConfigFile = None,
 ) -> None:
     """Install a skill, after showing what is in it and what sandboxes lack for it."""
     from mcp_sandbox.cli.skills.offer import offer
 
-    installed = _installed(data, config, user)
+    installed = _installed(user)
     new = _fetched(source)
-    name = offer(console(), new, None if no_sandbox else load(config, data).config)
+    name = offer(console(), new, None if no_sandbox else load().config)
     old = next((state for state in installed.states() if state.name == name), None)
     if old is not None:
         if old.differs or old.tree != new.tree:
@@ -70,11 +66,9 @@ def add(
     print(f"installed {name}; chats see it from their next call on")
 
 
-def remove(
-    name: Name, user: User = "local", yes: Yes = False, data: Data = None, config: ConfigFile = None
-) -> None:
+def remove(name: Name, user: User = "local", yes: Yes = False) -> None:
     """Take an installed skill away; chats that use it keep what they have."""
-    installed = _installed(data, config, user)
+    installed = _installed(user)
     changed = installed.state(name).differs
     note = " It was changed here since it was installed." if changed else ""
     agreed(yes, f"Remove {name}?{note}", _NOTHING.format("removed"))
@@ -90,11 +84,9 @@ def update(
     undo: Annotated[bool, flag("Bring the version before the last update back.", "--undo")] = False,
     user: User = "local",
     yes: Yes = False,
-    data: Data = None,
-    config: ConfigFile = None,
 ) -> None:
     """Get skills from their sources again; shows what differs and asks first."""
-    installed = _installed(data, config, user)
+    installed = _installed(user)
     if undo:
         if name is None:
             raise typer.BadParameter("--undo needs the NAME of one skill")
@@ -120,11 +112,9 @@ def lock(
     check: Annotated[bool, flag("Only compare; it fails if something differs.", "--check")] = False,
     user: User = "local",
     as_json: AsJson = False,
-    data: Data = None,
-    config: ConfigFile = None,
 ) -> None:
     """Compare installed skills with the lock file, or write them into it as they are now."""
-    installed = _installed(data, config, user)
+    installed = _installed(user)
     if not check:
         changed = installed.relock()
         names = printable(", ".join(changed))
@@ -156,10 +146,10 @@ def _update(installed: "InstalledSkills", name: str, *, yes: bool) -> None:
     print(f"updated {name}; `mcp-sandbox skills update {name} --undo` brings the old one back")
 
 
-def _installed(data: Path | None, config: Path | None, user: str) -> "InstalledSkills":
+def _installed(user: str) -> "InstalledSkills":
     from mcp_sandbox.skills.supply.installed import InstalledSkills
 
-    return InstalledSkills(load(config, data).config.data_dir, chat_id(user).user)
+    return InstalledSkills(load().config.data_dir, chat_id(user).user)
 
 
 def _fetched(source: str) -> "FetchedSkill":

@@ -226,7 +226,9 @@ async def test_a_command_runs_in_a_chats_computer_with_its_exit_code(person: Per
         given = os.urandom(300_000).hex().encode()
         piped = await person.runs("shell", "a", "--", "cat", stdin=given)
         assert piped == (0, given.decode(), "")
-        assert (await person.runs("shell", "a", "--", "head", "-c", "3", stdin=given)).code == 0
+        assert (await person.runs("shell", "a", "head", "-c", "3", stdin=given)).code == 0
+        assert await person.told("shell", "a", "ls", "-1", "--all", "note") == "note\n"
+        assert await person.told("shell", "a", "cat note | tr a-z A-Z") == "BY THE AGENT\n"
         assert (await person.runs("shell", "a", "--", "no-such-thing")).code == 127
         assert (await person.runs("shell", "a", "--", "bash", "-c", "kill -9 $$")).code == 137
         assert (await person.runs("shell", "a", stdin=b"cat note\nexit 3\n"))[:2] == (
