@@ -46,7 +46,8 @@ done
 class Claude(PromptInput):
     """Runs Claude, which may do all that its user inside may: the sandbox is the wall.
 
-    In another mode than bypassPermissions it can run no program, as there is no person to ask.
+    In another mode than bypassPermissions it can run no program, as there is no person to ask; the
+    host's tools that its assistant names are allowed in each.
     """
 
     name: ClassVar[str] = "claude"
@@ -67,6 +68,7 @@ class Claude(PromptInput):
 
     def command(self, run: Run) -> Program:
         talk, model = run.conversation, self.model or run.way.model
+        tools = [f"mcp__host__{each}" for each in run.way.tool_names]
         # Both are the model service's, which would be a network.
         offline = () if run.way.online else ("WebSearch", "WebFetch")
         options: dict[str, tuple[object, ...]] = {
@@ -80,7 +82,7 @@ class Claude(PromptInput):
             "--max-turns": (self.max_turns,),
             "--max-budget-usd": (self.max_budget_usd,),
             "--model": (model,),
-            "--allowed-tools": self.allowed_tools,
+            "--allowed-tools": (*self.allowed_tools, *tools),
             "--disallowed-tools": (*self.disallowed_tools, *offline),
         }
         words = ["claude", "-p", "--verbose", "--include-partial-messages"]
