@@ -304,10 +304,11 @@ class ExecResult:
 
     `stdout` and `stderr` hold head and tail when `truncated`; the whole is in `output_file`
     (a path inside the sandbox) up to the output limit. `changed_files` are workspace paths,
-    at most 20, and `file_counts` how many were created, changed and deleted; None when the
-    workspace was too large to look through. `limit` names the size limit that it seems to have
-    met. `trouble_lines` of the kept output match TROUBLE. `offline`: no network. `made_room` was
-    left running by earlier commands, and ended so that this one had room for its processes.
+    at most 20, of which `created_files` are new, and `file_counts` how many were created, changed
+    and deleted; None when the workspace was too large to look through. `limit` names the size limit
+    that it seems to have met. `trouble_lines` of the kept output match TROUBLE. `offline`: no
+    network. `backend`: which ran it. `made_room` was left running by earlier commands, and ended
+    so that this one had room for its processes.
     `figures`: what Python code has shown; the first ten have data. The `notebook` that it ran in
     is "new", was "kept", or has "ended".
 
@@ -333,8 +334,10 @@ class ExecResult:
     stderr_bytes: int = 0
     output_file: str | None = None
     changed_files: tuple[str, ...] | None = ()
+    created_files: tuple[str, ...] | None = ()
     file_counts: Mapping[str, int] | None = None
     offline: bool = False
+    backend: str = ""
     made_room: Background = Background()
     figures: tuple["FileContent", ...] = ()
     notebook: str = ""

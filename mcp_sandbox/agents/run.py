@@ -2,7 +2,7 @@
 
 import math
 import secrets
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
@@ -28,9 +28,12 @@ from mcp_sandbox.agents.hooks import (
     account_for,
 )
 from mcp_sandbox.agents.messages import Conversation, read_conversation
+from mcp_sandbox.audit import Audit
 from mcp_sandbox.models import ChatId, ExecResult
 from mcp_sandbox.runtime.channel import own_tasks
+from mcp_sandbox.sessions.gate import RecordedCall
 from mcp_sandbox.sessions.session import Session
+from mcp_sandbox.telemetry.calls import CallRecord
 
 # How long after its time limit a run that does not end by itself is given up; and for tidying up.
 _LATE_S, _TIDY_S = 5.0, 5.0
@@ -49,7 +52,8 @@ class Agent:
 
     `sandbox` is the chat's session, or None. Each run has an `executor` and a `way` of its own,
     which may tell events of the run. `on_end` gets each completion, as the hooks leave it, and
-    what was used by a run that is cut off. `memory` is where the chat is kept.
+    what was used by a run that is cut off. `memory` is where the chat is kept. Runs without a
+    session are recorded in the `audit`, as the gate does the others.
     """
 
     chat: ChatId
@@ -61,6 +65,7 @@ class Agent:
     hooks: Hooks = field(default_factory=Hooks)
     memory: HookMemory | None = None
     on_end: Callable[[Completion], Awaitable[None]] | None = None
+    audit: Audit | None = None
     _tasks: TaskGroup | None = field(default=None, init=False)
     _runs: "set[_Listener]" = field(default_factory=set["_Listener"], init=False)
 
@@ -209,7 +214,9 @@ class Agent:
         """Return how the program ended, in words; nothing of it is left."""
         if not self.sandbox:
             program = listener.executor.command(Run("", conversation, way))
-            status, error = await way.ask(" ".join(program.argv), program.stdin, listener.take)
+            request = " ".join(program.argv)
+            async with self._recorded({"request": request, "stdin": program.stdin}):
+                status, error = await way.ask(request, program.stdin, listener.take)
             why = "broke off its answer" if status == 200 else f"answers {status}: {error}"
             return f"api_error: the model service {why}"
         until_s = anyio.current_time() + self.timeout_s
@@ -229,6 +236,10 @@ class Agent:
             with anyio.move_on_after(_TIDY_S, shield=True), suppress(errors.SandboxError):
                 if self.sandbox.has_sandbox:
                     await self.session.exec(["rm", "-rf", folder])
+
+    def _recorded(self, request: Mapping[str, object]) -> AbstractAsyncContextManager[None]:
+        record = CallRecord("direct", chat=self.chat)
+        return RecordedCall(self.audit, request, record) if self.audit else nullcontext()
 
     async def read_file(self, path: str) -> bytes:
         """Return the bytes of a file."""

@@ -135,6 +135,8 @@ def read_exec_result(reply: CallResult) -> ExecResult:
     out_total, err_total = (int(total) for total in result["totals"])
     out_total, err_total = out_total - out_from, err_total - err_from
     counts, changed, row = result.get("counts"), result["changed"], read_process_row(result)
+    names, new = tuple(str(name) for name in (changed or ())[:20]), result.get("created")
+    made = None if new is None else tuple(each for at, each in enumerate(names) if at in new)
     return ExecResult(
         stdout=_text(out_head, out_tail, out_total),
         stderr=_text(err_head, err_tail, err_total),
@@ -148,7 +150,8 @@ def read_exec_result(reply: CallResult) -> ExecResult:
         stdout_bytes=out_total,
         stderr_bytes=err_total,
         output_file=None if result["output_file"] is None else str(result["output_file"]),
-        changed_files=None if changed is None else tuple(str(name) for name in changed[:20]),
+        changed_files=None if changed is None else names,
+        created_files=made,
         file_counts=counts and dict(zip(_COUNTED, map(int, counts), strict=True)),
         made_room=read_background(result["made_room"]) if "made_room" in result else Background(),
         figures=tuple(

@@ -70,7 +70,7 @@ _FIGURES_SHOWN, _FIGURE_BYTES, _FIGURE_SIDE = 10, 1024 * 1024, 2_000
 _IN_META = (
     *("exit_code", "signal", "duration_ms", "timed_out", "out_of_memory", "killed_because"),
     *("limit", "stdout_bytes", "stderr_bytes", "output_file", "file_counts"),
-    *("process", "running"),
+    *("process", "running", "backend"),
 )
 _OF_FILE = ("kind", "mime", "size", "first_line", "lines", "total_lines", "more")
 
@@ -199,12 +199,11 @@ def format_exec(result: models.ExecResult, *, tail: int | None = None) -> CallTo
     pictures, remarks = _choose_pictures(result.figures)
     ending = "\n".join(f"[{line}]" for line in (*_ending(result, unseen), *remarks))
     blocks = [shown_out, f"[stderr]\n{shown_err}" if shown_err else "", ending]
-    names = result.changed_files
-    meta = {
-        **{name: getattr(result, name) for name in _IN_META},
-        "truncated": _GAP in shown_out + shown_err,
-        "changed_files": None if names is None else [show_name(name) for name in names],
-    }
+    meta = {name: getattr(result, name) for name in _IN_META}
+    meta["truncated"] = _GAP in shown_out + shown_err
+    for kind in ("changed_files", "created_files"):
+        names: tuple[str, ...] | None = getattr(result, kind)
+        meta[kind] = None if names is None else [show_name(name) for name in names]
     if result.figures:
         meta["figures"] = [show_name(each.path) for each in result.figures]
     silent = not (shown_out or shown_err) and (result.process or not ending)

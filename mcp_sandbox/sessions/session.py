@@ -426,12 +426,23 @@ class Session:
             return await entered.runtime.files.edit(path, old, new, **how)
 
     async def list_files(
-        self, path: str = ".", *, depth: int = 1, limit: int = 500, hidden: bool = True
+        self,
+        path: str = ".",
+        *,
+        depth: int = 1,
+        limit: int = 500,
+        hidden: bool = True,
+        missing_ok: bool = False,
     ) -> Listing:
-        """Return the entries of a directory, `depth` levels deep."""
+        """Return the entries of a directory, `depth` levels deep; `missing_ok`: it may be none."""
         async with self._enter("list_files", path=path) as entered:
             files = entered.runtime.files
-            return await files.list(path, depth=depth, limit=limit, hidden=hidden)
+            try:
+                return await files.list(path, depth=depth, limit=limit, hidden=hidden)
+            except NotFound:
+                if not missing_ok:
+                    raise
+                return Listing(path, (), 0, truncated=False)
 
     async def glob(self, pattern: str, path: str = ".", *, limit: int = 500) -> GlobResult:
         """Return the paths that match, newest first."""
@@ -575,7 +586,8 @@ async def _ended(entered: AdmittedCall, result: ExecResult, remarks: tuple[str, 
         result = replace(result, trouble_lines=await _troubles(look, kept))
     result = await with_figures(entered.runtime, result)
     offline = held.doors is None and held.sandbox.facts.network.startswith("none")
-    result = replace(result, offline=offline, shell=(*remarks, *result.shell))
+    backend, shell = entered.record.backend or "", (*remarks, *result.shell)
+    result = replace(result, offline=offline, backend=backend, shell=shell)
     if result.running:
         return result
     if entered.stop.cancelled_caught:

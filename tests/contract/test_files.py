@@ -269,6 +269,7 @@ async def test_lists_globs_and_searches_find_what_is_there(session: Session) -> 
     await session.exec(
         _MADE + "chmod 0700 shut; rm large many; touch -d '2 hours ago' full/sub/leaf"
     )
+    assert (await session.list_files("none/of this", missing_ok=True)).entries == ()
     listing = await session.list_files(depth=3)
     kinds = {entry.path: entry.kind for entry in listing.entries}
     assert (kinds["full/sub"], kinds["full/sub/leaf"], kinds["fifo"], kinds["link"]) == (

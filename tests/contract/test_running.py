@@ -363,11 +363,19 @@ async def test_a_server_inside_is_reached_over_the_sandboxs_own_loopback(session
     assert (await session.exec(script, env={"PYTHONUNBUFFERED": "1"}, timeout_s=30)).stdout == "200"
 
 
-async def test_changed_files_are_named(session: Session) -> None:
+async def test_changed_files_are_named_and_new_ones_apart(
+    session: Session, backend_name: str
+) -> None:
     await session.write_file("old.txt", b"old")
     await session.exec("sleep 0.05")
     result = await session.exec("mkdir -p sub; echo 1 > sub/new.txt; echo 2 >> old.txt")
     assert result.changed_files == ("old.txt", "sub/new.txt")
+    assert result.created_files == ("sub/new.txt",)
+    assert backend_name.startswith(result.backend or "none")
+    result = await session.run_code(
+        "import os; os.replace('old.txt', 'a'); open('sub/new.txt', 'w')"
+    )
+    assert (result.changed_files, result.created_files) == (("a", "sub/new.txt"), ("a",))
 
 
 async def test_long_output_keeps_both_ends_and_the_whole_in_a_file(session: Session) -> None:

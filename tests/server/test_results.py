@@ -260,9 +260,11 @@ def test_the_machine_readable_form_is_in_meta() -> None:
         "stderr_bytes": 0,
         "output_file": None,
         "changed_files": [],
+        "created_files": [],
         "file_counts": None,
         "process": None,
         "running": False,
+        "backend": "",
     }
 
 

@@ -48,7 +48,8 @@ done
 class Claude(PromptInput):
     """Runs Claude, which may do all that its user inside may: the sandbox is the wall.
 
-    In another mode than bypassPermissions it can run no program, as there is no person to ask.
+    In another mode than bypassPermissions it can run no program, as there is no person to ask; the
+    host's tools that its assistant names are allowed in each.
     """
 
     name: ClassVar[str] = "claude"
@@ -71,6 +72,7 @@ class Claude(PromptInput):
         talk, model = run.conversation, self.model or run.way.model
         # The records of a conversation have ids that begin alike.
         session = PurePosixPath(run.record).stem or run.kept_as[:24] + secrets.token_hex(6)
+        tools = [f"mcp__host__{each}" for each in run.way.tool_names]
         # Both are the model service's, which would be a network.
         offline = () if run.way.online else ("WebSearch", "WebFetch")
         options: dict[str, tuple[object, ...]] = {
@@ -84,7 +86,7 @@ class Claude(PromptInput):
             "--max-turns": (self.max_turns,),
             "--max-budget-usd": (self.max_budget_usd,),
             "--model": (model,),
-            "--allowed-tools": self.allowed_tools,
+            "--allowed-tools": (*self.allowed_tools, *tools),
             "--disallowed-tools": (*self.disallowed_tools, *offline),
         }
         words = ["claude", "-p", "--verbose", "--include-partial-messages"]

@@ -10,6 +10,7 @@ from mcp_sandbox.runner.calls.shell import memory_of, remembering
 from mcp_sandbox.runner.kernel import processes
 from mcp_sandbox.runner.kernel.native import close, signal
 from mcp_sandbox.runner.wire.protocol import OpError
+from mcp_sandbox.runner.workers.fork_server import FILES
 from mcp_sandbox.runner.workers.pool import describe_processes
 from mcp_sandbox.runner.workers.programs import drop_unwatched
 from mcp_sandbox.runner.workers.worker import BASH, remove_code
@@ -84,7 +85,7 @@ class Command:
         self._begun = self._is_plain = self._out_of_memory = False
         self._why: str | None = None
         self._status: int | None = None
-        self._changed: dict[str, Any] = dict.fromkeys(("changed", "counts"))
+        self._changed: dict[str, Any] = dict.fromkeys(FILES)
         self._made_room = describe_processes([])
         self._job: dict[str, Any] = {}
         self._tries_left = _TRIES
@@ -230,7 +231,7 @@ class Command:
             for wait in [*self.waits]:
                 wait.look()
         elif message["e"] == "exit":
-            self._changed = {name: message[name] for name in self._changed}
+            self._changed = {name: message.get(name) for name in FILES}
             self._of_shell = message.get("shell") or []
             self._ended(message["status"])
         elif message["e"] == "fail":
@@ -312,7 +313,7 @@ class Command:
         self._status, self.ended_at = status, time.monotonic()
         if self._why == "cancelled" or self._worker is None or self.released:
             # While other calls run, no change of a file can be assigned to this command.
-            self._changed = dict.fromkeys(self._changed)
+            self._changed = dict.fromkeys(FILES)
         if status != 0 and self._why is None:
             self._out_of_memory = self._pool.memory.count_kills() > self._kills_before
         self._close()

@@ -201,7 +201,7 @@ async def test_changes_by_file_tools_are_not_told_of_the_next_command(agent: Age
     await agent.told("move_file", source="sub/b", destination="sub/c")
     await agent.told("write_file", path="sub/d", content="1")
     meta = await agent.meta("exec", command="echo 2 > sub/d; rm sub/c; touch new")
-    assert meta["changed_files"] == ["new", "sub/d"]
+    assert (meta["changed_files"], meta["created_files"]) == (["new", "sub/d"], ["new"])
     assert meta["file_counts"] == {"created": 1, "changed": 1, "deleted": 1}
     meta = await agent.meta(
         "run_code", code="import os, shutil; os.unlink('new'); shutil.rmtree('sub')"
@@ -211,7 +211,7 @@ async def test_changes_by_file_tools_are_not_told_of_the_next_command(agent: Age
 
 async def test_what_cannot_be_known_of_files_is_not_made_up(agent: Agent) -> None:
     meta = await agent.meta("exec", command="touch a; kill -9 $PPID; sleep 9", timeout_s=1)
-    assert meta["changed_files"] is None
+    assert (meta["changed_files"], meta["created_files"]) == (None, None)
     assert meta["file_counts"] is None
 
 
