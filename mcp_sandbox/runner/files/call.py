@@ -242,13 +242,16 @@ def _similar(directory: str, name: str) -> list[str]:
     # Only missing files need it, and it takes some milliseconds to import.
     from difflib import get_close_matches  # noqa: PLC0415
 
+    from mcp_sandbox.runner.files.nearest import describe_name  # noqa: PLC0415
+
     try:
         with os.scandir(directory) as found:
             names = [entry.name for entry, _ in zip(found, range(_LOOKED_AT))]
     except OSError:
         return []
     same = [other for other in names if other.lower() == name.lower()]
-    return same or get_close_matches(name, names, 3, 0.7)
+    similar = same or get_close_matches(name, names, 3, 0.7)
+    return [describe_name(each, name) for each in similar]
 
 
 def explain_errors(operation: Callable[[OperationCall], dict[str, Any]]) -> Op:

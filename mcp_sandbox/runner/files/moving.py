@@ -31,7 +31,7 @@ _NOT_OFFERED = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP)
 
 def move(call: OperationCall) -> dict[str, Any]:
     """Rename a file, link or directory. `destination` is the full new name."""
-    source, destination = (resolve(call.text(name)) for name in ("source", "destination"))
+    source, destination = resolve(call.text("source")), resolve(call.text("destination"), new=True)
     overwrite = call.flag("overwrite")
     os.lstat(source)
     protect(source, "moved")
