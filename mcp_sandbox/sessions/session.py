@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from anyio import CancelScope, to_thread
+from anyio import CancelScope, Lock, to_thread
 
 from mcp_sandbox.config.values import DAY_S
 from mcp_sandbox.egress.ways_out import Way
@@ -270,7 +270,8 @@ class Session:
             _check_notebook(notebook, language)
         code, remarks = await _plain(code, language)
         given = {"code": code, "language": language, "notebook": notebook}
-        async with self._enter("run_code", 0, leave, **given) as entered:
+        turn = self._hold.notebook_turns.setdefault(notebook, Lock()) if notebook else Lock()
+        async with turn, self._enter("run_code", 0, leave, **given) as entered:
             result = await entered.runtime.run_code(
                 code,
                 language,
@@ -310,8 +311,7 @@ class Session:
         Raises:
             CommandFailed: with `check`, it did not succeed.
         """
-        plain = await _plain(command, "bash") if isinstance(command, str) else (command, ())
-        command, remarks = plain
+        command, said = await _plain(command, "bash") if isinstance(command, str) else (command, ())
         given = stdin.encode() if isinstance(stdin, str) else stdin or b""
         told = {"command": command, "cwd": cwd, "env": env, "stdin": stdin, "shell": shell}
         # A command whose stdout is taken is waited for until it ends.
@@ -330,12 +330,12 @@ class Session:
                 take=take,
                 leave=None if stays else entered.leaving(wait_s),
             )
-            result = await _ended(entered, result, remarks)
+            result = await _ended(entered, result, said)
         if check and not (result.success or result.running):
             ended = f"signal {result.signal}" if result.signal else f"exit code {result.exit_code}"
             why = "its time limit" if result.timed_out else ended
-            said = (result.stderr or result.stdout).strip()[-_SHOWN_CHARS:]
-            raise CommandFailed(f"{str(command)[:200]!r} ended with {why}: {said}", result)
+            printed = (result.stderr or result.stdout).strip()[-_SHOWN_CHARS:]
+            raise CommandFailed(f"{str(command)[:200]!r} ended with {why}: {printed}", result)
         return result
 
     @staticmethod

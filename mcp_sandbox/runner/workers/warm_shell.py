@@ -100,9 +100,8 @@ class WarmShell:
         ready, self._ready = self._ready, None
         if ready is None:
             return None
-        place = job["cwd"], job["env"], job["argv"]
-        fits = ready.place == place and job["grow"] and ready.take_in(code)
-        if fits and self._pool.resume(ready.worker, job, listener):
+        fits = ready.place == (job["cwd"], job["env"], job["argv"]) and job["grow"]
+        if fits and ready.take_in(code) and self._pool.resume(ready.worker, job, listener):
             return ready
         if self._pool.held is ready.worker:
             self._pool.free_held()

@@ -5,6 +5,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Literal
+from weakref import WeakValueDictionary
 
 import anyio
 
@@ -41,6 +42,7 @@ class ChatSandbox:
         self.tell_agent = partial(context.notices.add, chat)
         self.egress = context.egress
         self.saving = context.saving
+        self.notebook_turns = WeakValueDictionary[str, anyio.Lock]()
         self._context = context
         self._lifecycle = SandboxLifecycle(chat, context)
         self._lock = anyio.Lock()
