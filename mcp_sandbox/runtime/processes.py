@@ -54,24 +54,23 @@ class RuntimeProcesses:
         *,
         until: str | None = None,
         whole: bool = False,
+        typed: tuple[str, Key | None] | None = None,
         on_output: Sink | None = None,
         leave: CancelScope | None = None,
     ) -> ExecResult:
-        """Wait until it ends, `until` is in its output, or `leave` is cancelled.
+        """Wait until it ends, `until` is in its new output, or `leave` is cancelled.
 
-        The result has the output since the last result, or with `whole` all that is kept.
+        The result has the output since the last result, or with `whole` all that is kept. A text
+        and a key are `typed` on its terminal before, and its screen comes to rest, if not `until`.
         """
         args = {"process": process, "until": until, "whole": whole, "live": bool(on_output)}
-        return await self._look("wait", args, on_output, leave)
+        args |= {"text": typed[0], "key": typed[1]} if typed else {}
+        return await self._look("type" if typed else "wait", args, on_output, leave)
 
     async def stop(self, process: str, how: Stop = "TERM", *, grace_s: float = 5.0) -> ExecResult:
         """Send a signal to its process group; after `grace_s` seconds kill its process tree."""
         args = {"process": process, "signal": signal.Signals[f"SIG{how}"].value}
         return await self._look("stop", {**args, "grace_s": grace_s})
-
-    async def type(self, process: str, text: str, key: Key | None) -> ExecResult:
-        """Type on its terminal; return its state once its screen is still for a moment."""
-        return await self._look("type", {"process": process, "text": text, "key": key})
 
     async def dial(
         self,

@@ -27,6 +27,7 @@ from mcp_sandbox.server.text import (
     clean_output,
     clip,
     count_bytes,
+    count_overwritten,
     shorten,
     show,
     show_name,
@@ -268,6 +269,10 @@ def _ending(result: models.ExecResult, unseen: int) -> Iterable[str]:
     if unseen > 0:
         look = f"grep -naiE '{models.TROUBLE}' {result.output_file}"
         yield f"{_count(unseen, 'line')} left out with {models.TROUBLE}: exec {look}"
+    if over := sum(map(count_overwritten, (result.stdout, result.stderr))):
+        file = result.output_file
+        look = f"exec tr '\\r' '\\n' < {file}" if file else "add | tr '\\r' '\\n' to the command"
+        yield f"{_count(over, 'line')} left out, as the next began with a carriage return: {look}"
     if ended := _goes_on(result) if result.running else _how_it_ended(result):
         seconds = f"{result.process} has ended after {result.duration_ms / 1000:.0f} s: "
         yield seconds * bool(result.process and not result.running) + ended

@@ -114,28 +114,35 @@ class Processes:
         async with self._enter("list") as entered:
             return await entered.runtime.processes.list()
 
-    async def wait(
+    async def wait(  # noqa: PLR0913 - what can be waited for
         self,
         process: str,
         *,
         wait_s: float | None = None,
         until: str | None = None,
         whole: bool = False,
+        typed: tuple[str, Key | None] | None = None,
         on_output: OnOutput | None = None,
         leave: CancelScope | None = None,
     ) -> ExecResult:
-        """Wait for its end, for `wait_s`, or until it prints `until`; return its state then.
+        """Wait for its end, for `wait_s`, or until it prints `until` anew; return its state then.
 
         With its output since the last answer about it, or the `whole` output as far as it is
-        stored. A cancellation ends the wait only.
+        stored. With a text and a key to be `typed` before, wait for what comes behind their echo,
+        without `until` for a screen that rests. A cancellation ends the wait only.
 
         Raises:
             NotFound: there is no such process; the message names those there are.
         """
-        async with self._enter("wait", process, leave) as entered:
-            leave = entered.leaving(wait_s)
+        action = {"action": "input", "text": typed[0]} if typed else {"action": "wait"}
+        async with self._enter(name=process, leave=leave, **action) as entered:
             result = await entered.runtime.processes.wait(
-                process, until=until, whole=whole, on_output=on_output, leave=leave
+                process,
+                until=until,
+                whole=whole,
+                typed=typed,
+                on_output=on_output,
+                leave=entered.leaving(wait_s),
             )
             return await with_figures(entered.runtime, result)
 
@@ -146,8 +153,7 @@ class Processes:
 
     async def type(self, process: str, text: str = "", key: Key | None = None) -> ExecResult:
         """Type a text, then a key, on its terminal; return its state and output after that."""
-        async with self._enter("input", process, text=text) as entered:
-            return await entered.runtime.processes.type(process, text, key)
+        return await self.wait(process, typed=(text, key))
 
     def _enter(
         self, action: str, name: str | None = None, leave: CancelScope | None = None, **typed: str
@@ -170,8 +176,10 @@ class Process:
     async def wait(self, *, wait_s: float | None = None, until: str | None = None) -> ExecResult:
         return self._ended or await self._processes.wait(self.id, wait_s=wait_s, until=until)
 
-    async def type(self, text: str = "", key: Key | None = None) -> ExecResult:
-        return self._ended or await self._processes.type(self.id, text, key)
+    async def type(
+        self, text: str = "", key: Key | None = None, *, until: str | None = None
+    ) -> ExecResult:
+        return self._ended or await self._processes.wait(self.id, typed=(text, key), until=until)
 
     async def stop(self, how: Stop = "TERM", *, grace_s: float = 5.0) -> ExecResult:
         return self._ended or await self._processes.stop(self.id, how, grace_s=grace_s)

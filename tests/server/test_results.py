@@ -102,6 +102,14 @@ def test_how_many_changed_files_are_not_named_is_said(counts: dict[str, int], sa
             {"process": "p1-abc", "exit_code": None, "signal": "SIGTERM", "stopped": True},
             "[p1-abc has ended after 0 s: stopped after 0 s]",
         ),
+        (
+            {"stdout": "1%\r2%\r3%\n", "stderr": "a\rb\r5 s left\r4 s left"},
+            "[3 lines left out, as the next began with a carriage return: add | tr '\\r' '\\n' to",
+        ),
+        (
+            {"stdout": "9 s\r8 s", "output_file": "/f"},
+            "[1 line left out, as the next began with a carriage return: exec tr '\\r' '\\n' < /f]",
+        ),
         ({"exit_code": None, "signal": "SIGSEGV"}, "[killed by signal SIGSEGV]"),
         ({"exit_code": 137, "out_of_memory": True}, "[killed: out of memory"),
         ({"exit_code": None, "killed_because": "workspace full"}, "[killed: workspace full]"),

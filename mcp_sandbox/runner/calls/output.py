@@ -58,10 +58,10 @@ class OutputBuffer:
         tail = bytes(self.tail[-HALF:])
         return bytes(self.head[start:]), tail[max(0, start - self.total + len(tail)) :]
 
-    def parts(self) -> list[bytes]:
-        """Return the bytes in memory: one part, or two if something between them was dropped."""
-        head, tail = self.since()
-        return [head + tail] if len(head) + len(tail) == self.total else [head, tail]
+    def parts(self, start: int = 0) -> list[bytes]:
+        """Return the bytes of this in memory: two parts if something between them was dropped."""
+        head, tail = self.since(start)
+        return [head + tail] if len(head) + len(tail) == self.total - start else [head, tail]
 
     def shrink(self) -> None:
         """Drop the head when the command has ended and its tail is long enough."""
@@ -143,7 +143,7 @@ class Streams:
         self._hearers = hearers
         self.capture = Capture(args["kept"], args["keep_bytes"])
         # How much of each stream earlier answers have contained, in bytes.
-        self._answered = dict.fromkeys(self.capture.streams, 0)
+        self._answered = self._looked_at = dict.fromkeys(self.capture.streams, 0)
         self._taps: dict[str, PipeReader] = {}
         self.theirs: list[int] = []
         self._stdin: int | None = None
@@ -230,14 +230,15 @@ class Streams:
             tap.drain(WINDOW if self._takes else DRAIN)
 
     def held(self) -> list[tuple[str, bytes]]:
-        """Return the parts of each stream that are in memory, with the stream's name."""
-        streams = self.capture.streams.items()
-        return [(name, part) for name, stream in streams for part in stream.parts() if part]
+        """Return what is in memory of each stream since it was looked at, with its name."""
+        parts = {name: s.parts(self._looked_at[name]) for name, s in self.capture.streams.items()}
+        return [(name, part) for name, both in parts.items() for part in both if part]
 
-    def answer(self) -> dict[str, int]:
+    def answer(self, *, looked: bool) -> dict[str, int]:
         """Mark all output as answered; return how much of each stream was answered before."""
         before = self._answered
         self._answered = {name: each.total for name, each in self.capture.streams.items()}
+        self._looked_at = self._answered if looked else self._looked_at
         return before
 
     def printed(self, answered: dict[str, int] | None) -> tuple[dict[str, Any], bytes]:
