@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -120,6 +121,22 @@ def test_empty_lists_say_so(words: str, said: str, tmp_path: Path) -> None:
     assert (done.returncode, done.stdout.startswith(said)) == (0, True), done
 
 
+def test_a_home_too_long_for_a_socket_gets_a_short_one_of_its_own(tmp_path: Path) -> None:
+    sockets = set[Path]()
+    for name in ("a" * 120, "b" * 120, "ö" * 60):
+        (tmp_path / name).mkdir()
+        asked = run("status", home=tmp_path / name)
+        (path,) = re.findall(r"/tmp/mcp-sandbox-\d+/[\w-]+\.sock", asked.stderr)
+        sockets.add(Path(path))
+    assert len(sockets) == 3
+    done = run("shell", "a", "ls", home=tmp_path / name, MCP_SANDBOX_BACKEND="unsafe-local")
+    assert done.stderr == "error: no chat is called 'a': `mcp-sandbox ls` lists them\n"
+    for left in Path(path).parent.glob(f"{Path(path).name}*"):
+        left.unlink()
+    with suppress(OSError):
+        Path(path).parent.rmdir()
+
+
 def test_version_is_the_one_of_the_package(tmp_path: Path) -> None:
     done = run("--version", home=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
@@ -163,6 +180,34 @@ def test_configuration_as_json_names_every_source(tmp_path: Path) -> None:
     assert settings["limits.memory"]["value"] == "2g"
     assert settings["limits.memory"]["source"] == "default"
     assert settings["limits.memory"]["help"]
+
+
+def test_settings_are_shown_by_name_and_section_with_the_nearest_of_what_there_is_not(
+    tmp_path: Path,
+) -> None:
+    asked = run("config", "limits", "network", "agents.run", "--json", home=tmp_path)
+    shown = json.loads(asked.stdout)
+    assert {"network", "limits.memory", "limits.pids", "agents.run.timeout"} <= {*shown}
+    assert {key.split(".")[0] for key in shown} == {"network", "limits", "agents"}
+    wrong = run("config", "limits", "memry", home=tmp_path)
+    assert (wrong.returncode, wrong.stdout) == (1, "")
+    assert "there is no setting 'memry'; did you mean limits.memory?" in wrong.stderr
+
+
+def test_the_example_of_a_file_says_what_holds_without_one(tmp_path: Path) -> None:
+    path = Path(run("config", "path", home=tmp_path).stdout.strip())
+    assert path == tmp_path / ".config" / "mcp-sandbox" / "mcp-sandbox.yaml"
+    usual = json.loads(run("config", "--json", home=tmp_path).stdout)
+    path.parent.mkdir(parents=True)
+    example = run("config", "example", home=tmp_path).stdout
+    path.write_text(re.sub("^# ", "", example, flags=re.MULTILINE))
+    set_ = json.loads(run("config", "--json", home=tmp_path).stdout)
+    assert {key: each["value"] for key, each in set_.items()} == {
+        key: each["value"] for key, each in usual.items()
+    }
+    assert {each["source"].split(" line")[0] for each in set_.values()} == {str(path)}
+    other = run("config", "path", "--config", "x.yaml", home=tmp_path)
+    assert other.stdout == "/x.yaml\n"
 
 
 def test_configuration_as_a_table_has_a_line_for_each_setting(tmp_path: Path) -> None:

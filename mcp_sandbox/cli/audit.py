@@ -20,8 +20,7 @@ _HIDDEN = ("n", "time", "kind", "user", "chat", "digest", "prev", "hash")
 @group.command()
 def show(
     chat: Annotated[
-        str | None,
-        typer.Argument(metavar="CHAT", help="Only this one: its id, user/id, or how one begins."),
+        str | None, typer.Argument(help="Only this one, or how its name begins.")
     ] = None,
     lines: Annotated[
         int, typer.Option("--lines", "-n", metavar="N", min=1, help="How many of the last lines.")

@@ -22,6 +22,7 @@ from mcp_sandbox.cli.options import (
     by_person,
     console,
     flag,
+    given,
     load,
     narrowed,
     printable,
@@ -37,17 +38,13 @@ from mcp_sandbox.daemon.control_client import JsonObject, ask_daemon, shut_down
 from mcp_sandbox.errors import NoDaemon, OperatorError
 from mcp_sandbox.workspace.retention import in_words
 
-Chat = Annotated[
-    str, typer.Argument(metavar="CHAT", help="A chat: its id, user/id, or how one of them begins.")
-]
+Chat = Annotated[str, typer.Argument(metavar="CHAT", help="Its id, user/id, or how one begins.")]
 
 Chats = Annotated[list[str] | None, typer.Argument(metavar="CHAT", help="As `ls` shows them.")]
 Everything = Annotated[bool, flag("All chats of this server.", "--all")]
 _LOOKS = frozenset({"list", "find", "show", "check"})
 
-Force = Annotated[
-    bool, typer.Option("--force", help="Also a sandbox that alone holds files nobody can save.")
-]
+Force = Annotated[bool, flag("Also a sandbox that alone holds files nobody can save.", "--force")]
 
 
 def status(as_json: AsJson = False) -> None:
@@ -125,7 +122,7 @@ def logs(
 
 def shutdown(
     timeout: Annotated[
-        float, typer.Option(metavar="SECONDS", min=1, help="How long to wait for its end.")
+        float, given("--timeout", "SECONDS", "Wait so long, else 60.", min=1)
     ] = 60.0,
     everything: Annotated[bool, flag("End background work, too.", "--all")] = False,
 ) -> None:
@@ -220,8 +217,7 @@ def ls(
 
 def stop(chats: Chats = None, everything: Everything = False, force: Force = False) -> None:
     """End the sandboxes of chats with all that runs in them; their files stay."""
-    names = _mean(chats, everything, "sandbox")
-    for name in names:
+    for name in _mean(chats, everything, "sandbox"):
         done = answer("stop", {"chat": name, "force": force})
         what = "its sandbox has ended" if done["stopped"] else "it had no sandbox"
         print(f"{name}: {what}; its files stay")

@@ -42,12 +42,11 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _DEEPEST = 200  # What is nested deeper could not be removed again.
 _MOST_SAID = 2000
 _SOURCE = "CHAT:PATH, also with * and ?, a path here, or - for what is piped in."
-_TARGET = "CHAT:PATH, a path here, or - to print a file."
 
 
 def cp(
     sources: Annotated[list[str], typer.Argument(metavar="SOURCE", help=_SOURCE)],
-    target: Annotated[str, typer.Argument(metavar="TARGET", help=_TARGET)],
+    target: Annotated[str, typer.Argument(help="CHAT:PATH, a path here, or - to print a file.")],
     force: Annotated[bool, flag("Replace what is there, also folders.", "--force", "-f")] = False,
     _whole: Annotated[
         bool, flag("Is taken, for folders always are whole.", "-r", "-R", "-a")

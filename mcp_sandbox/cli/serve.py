@@ -26,7 +26,7 @@ from mcp_sandbox.cli.options import (
     told,
 )
 from mcp_sandbox.config import Config
-from mcp_sandbox.config.environment import state_folder
+from mcp_sandbox.config.environment import default_config_file, setting_variables, state_folder
 from mcp_sandbox.relay.connect import run
 from mcp_sandbox.relay.place import DaemonAddress, note_variables
 from mcp_sandbox.telemetry import logs
@@ -49,6 +49,8 @@ LogFormatOption = Annotated[
     str | None,
     given("--log-format", "FORMAT", "Log each call and event to stderr, as text or json."),
 ]
+
+Names = Annotated[list[str] | None, typer.Argument(metavar="NAME", help="Or path, or example.")]
 
 
 def _flags(
@@ -145,20 +147,26 @@ def connect(
     raise typer.Exit(run(DaemonAddress(named, __version__, may_start=not no_start)))
 
 
-def config(
-    as_json: AsJson = False,
-    backend: BackendOption = None,
-) -> None:
-    """Print every setting with its value, where the value came from, and its help."""
-    rows = list(load(backend).rows())
+def config(names: Names = None, as_json: AsJson = False, backend: BackendOption = None) -> None:
+    """Print settings with their values, where these came from, and their help."""
+    if names == ["path"]:
+        print(setting_variables().get("MCP_SANDBOX_CONFIG") or default_config_file())
+        return
+    if names == ["example"]:
+        lines = (
+            f"# {key}: {json.dumps(v)}  # {about}" for key, v, _, about in load(backend).rows()
+        )
+        print(*lines, sep="\n")
+        return
+    rows = list(load(backend).rows(*(names or [])))
     tell_differences()
-    names = ("value", "source", "help")
-    found = {key: dict(zip(names, rest, strict=True)) for key, *rest in rows}
+    columns = ("value", "source", "help")
+    found = {key: dict(zip(columns, rest, strict=True)) for key, *rest in rows}
     cells = (
         (key, value if isinstance(value, str) else json.dumps(value), source, text)
         for key, value, source, text in rows
     )
-    tell(found, table("setting", *names, rows=cells), as_json=as_json)
+    tell(found, table("setting", *columns, rows=cells), as_json=as_json)
 
 
 def doctor(

@@ -74,12 +74,14 @@ class LoadedConfig:
     sources: Mapping[str, str]
     again: "Callable[[Values], LoadedConfig]"  # Loads it as it is now, with these variables.
 
-    def rows(self) -> Iterator[tuple[str, object, str, str]]:
-        """Yield key, value, source and help of every setting."""
-        tree = self.config.model_dump(mode="json", by_alias=True)
-        for key, info in KNOWN.items():
-            source = self.sources.get(key, "default")
-            yield key, reduce(getitem, key.split("."), tree), source, info.description or ""
+    def rows(self, *names: str) -> Iterator[tuple[str, object, str, str]]:
+        """Yield key, value, source and help of all settings, or of those named, also by section."""
+        if unknown := [name for name in names if name not in {*KNOWN, *_SECTIONS}]:
+            raise ConfigError(_unknown(unknown[0]))
+        tree, within = self.config.model_dump(mode="json", by_alias=True), names or KNOWN
+        for key in (k for k in KNOWN if f"{k}.".startswith(tuple(f"{name}." for name in within))):
+            source, about = self.sources.get(key, "default"), KNOWN[key].description or ""
+            yield key, reduce(getitem, key.split("."), tree), source, about
 
     def variables(self) -> list[str]:
         """Return the variables that settings in use name as env:NAME."""

@@ -63,14 +63,14 @@ code=$?; [[ $gnu && $code == 1 ]] || exit $code  # With 1 it says that something
 _IN = rf"""{_PATH}
 [[ $p == */ || -d $p ]] && p=${{p%/}}/$2
 stage=${{p%/*}}/.~mcp-$3
+[[ $0 == clean && -e $stage/old && ! -e $p ]] && mv -T "$stage/old" "$p"
 [[ $0 == clean ]] && chmod -R u+rwx "$stage" 2>/dev/null
 [[ $0 == clean ]] && exec rm -rf "$stage"
 mkdir -p "${{p%/*}}/" 2>/dev/null || fail 'is in no folder, and none can be made there'
 [[ ( -e $p || -L $p ) && ! $4 ]] && fail 'is there: --force replaces it'
 mkdir -m 700 "$stage" && tar -xpof - -C "$stage" && chmod u+w "$stage/x" || exit
 [[ -d $p && ! -L $p ]] && {{ mv -T "$p" "$stage/old" || exit; }}
-mv -fT "$stage/x" "$p" || {{ mv -T "$stage/old" "$p"; exit 1; }}
-rm -rf "$stage" 2>/dev/null || :
+mv -fT "$stage/x" "$p" && {{ rm -rf "$stage" 2>/dev/null; exit 0; }}
 """
 _GIVEN = ("assistant", "chat", "connector", "timeout_s")
 

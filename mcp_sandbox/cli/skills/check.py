@@ -186,11 +186,7 @@ def list_skills(
         print(f"{count} cannot be used: `mcp-sandbox skills doctor` says why", file=sys.stderr)
 
 
-def show(
-    name: Skill,
-    user: User = "local",
-    as_json: AsJson = False,
-) -> None:
+def show(name: Skill, user: User = "local", as_json: AsJson = False) -> None:
     """Show one skill: what it says of itself, its files, where it came from, what is wrong."""
     from mcp_sandbox.skills.library import SkillLibrary
     from mcp_sandbox.skills.needs.findings import scan
