@@ -415,6 +415,7 @@ class Listing:
     entries: tuple[Entry, ...]
     total: int
     truncated: bool
+    left_out: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -425,6 +426,7 @@ class GlobResult:
     total: int
     truncated: bool
     hint: str = ""
+    left_out: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -436,6 +438,7 @@ class GrepResult:
     files: int
     truncated: bool
     hint: str = ""
+    left_out: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

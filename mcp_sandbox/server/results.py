@@ -425,10 +425,11 @@ def format_glob(result: models.GlobResult) -> CallToolResult:
     """Return one path a line, newest first."""
     lines = take_fitting(map(show_name, result.paths), _OUTPUT_BYTES)
     truncated = result.truncated or len(lines) < len(result.paths)
-    note = f"[{len(lines):,} of {result.total:,} or more shown: narrow the pattern or the path]"
-    notes = [note] if lines and truncated else [] if lines else [_say_nothing(result)]
+    note = f"{len(lines):,} of {result.total:,} or more shown: narrow the pattern or the path"
+    said = _say_nothing(result) if not lines else note if truncated else ""
+    notes = _end_note(said, result)
     meta = {"shown": len(lines), "total": result.total, "truncated": truncated}
-    return texts(["\n".join(lines), *notes], meta)
+    return texts(["\n".join(lines), notes and f"[{notes}]"], meta)
 
 
 def format_grep(result: models.GrepResult) -> CallToolResult:
@@ -437,15 +438,21 @@ def format_grep(result: models.GrepResult) -> CallToolResult:
     truncated = result.truncated or len(lines) < len(result.lines)
     matches, files = _count(result.matches, "match", "matches"), _count(result.files, "file")
     cut = "; shortened: narrow the pattern, path or glob" if truncated else ""
-    note = f"[{matches} in {files}{cut}]" if lines else _say_nothing(result)
+    said = f"{matches} in {files}{cut}" if lines else _say_nothing(result)
     meta = {"matches": result.matches, "files": result.files, "truncated": truncated}
-    return texts(["\n".join(lines), note], meta)
+    return texts(["\n".join(lines), f"[{_end_note(said, result)}]"], meta)
+
+
+def _end_note(said: str, result: models.GlobResult | models.GrepResult | models.Listing) -> str:
+    names = [clip(show_name(name), 100) for name in result.left_out]
+    more = (" and more" if names[5:] else "") + " left out" * bool(names)
+    return ", ".join([said] * bool(said) + names[:5]) + more
 
 
 def _say_nothing(result: models.GlobResult | models.GrepResult) -> str:
     unsure = "not all was looked at, so narrow the path or the glob"
     hint = unsure if result.truncated else clip(show_name(result.hint), 1_000)
-    return f"[nothing matches{hint and ': '}{hint}]"
+    return f"nothing matches{hint and ': '}{hint}"
 
 
 def delete_result(result: models.DeleteResult) -> CallToolResult:
@@ -531,7 +538,8 @@ def fit_files(listing: models.Listing) -> CallToolResult:
     """Return the entries that fit in one result, with a note on how to see the rest."""
     entries = take_fitting(map(_listed, listing.entries), _ENTRIES_BYTES, as_json)
     truncated = listing.truncated or len(entries) < len(listing.entries)
-    note = f"{len(entries)} shown: list a subdirectory, or use glob" if truncated else None
+    cut = f"{len(entries)} shown: list a subdirectory, or use glob" if truncated else ""
+    note = _end_note(cut, listing) or None
     path, total = show_name(listing.path), listing.total
     return structured(
         ListedFiles(path=path, entries=entries, total=total, truncated=truncated, note=note)

@@ -303,6 +303,29 @@ async def test_lists_globs_and_searches_find_what_is_there(session: Session) -> 
     assert (await session.grep("o", "file", limit=1)).truncated
 
 
+async def test_what_programs_fill_by_themselves_is_left_out_of_searches(session: Session) -> None:
+    await session.exec(
+        "mkdir -p v/lib src/node_modules/p out; touch v/pyvenv.cfg; echo /out/ >.gitignore; "
+        "tee v/lib/a.py src/node_modules/p/a.py out/a.py src/a.py <<<needle; seq 1 9000"
+    )
+    left = ("out/", "v/", "src/node_modules/")
+    found = await session.grep("needle")
+    assert (found.lines, found.left_out) == (("src/a.py:1:needle",), left)
+    globbed = await session.glob("**/*.py")
+    assert (globbed.paths, globbed.left_out) == (("src/a.py",), left)
+    listing = await session.list_files(depth=3)
+    assert ({entry.path for entry in listing.entries}, listing.left_out) == (
+        {".gitignore", "out", "src", "src/a.py", "src/node_modules", "v"},
+        left,
+    )
+    assert (await session.grep("needle", "v")).lines == ("v/lib/a.py:1:needle",)
+    assert (await session.glob("out/*")).paths == ("out/a.py",)
+    # What is kept of the long output is in the home.
+    home = await session.grep("^8999$", "~", glob="*.txt")
+    assert (home.lines, home.left_out) == ((), ("/home/sandbox/.mcp-sandbox/",))
+    assert (await session.grep("^8999$", "~/.mcp-sandbox/output")).matches == 1
+
+
 async def test_a_deletion_takes_what_was_named_and_no_more(session: Session) -> None:
     await session.exec(_MADE)
     tree = await session.delete_file("full", recursive=True)

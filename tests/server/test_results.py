@@ -389,6 +389,19 @@ def test_glob_and_grep_say_when_nothing_matches() -> None:
     )
 
 
+def test_what_was_left_out_is_named_where_the_result_ends() -> None:
+    left = ("v/", "a\x1bb/")
+    found = results.format_grep(GrepResult(("a:1:b",), 1, 1, truncated=False, left_out=left))
+    assert text_of(found) == "a:1:b\n[1 match in 1 file, v/, a␛b/ left out]"
+    nothing = results.format_glob(GlobResult((), 0, truncated=False, left_out=left[:1]))
+    assert text_of(nothing) == "[nothing matches, v/ left out]"
+    many = tuple(f"{number}/" for number in range(9))
+    some = results.format_glob(GlobResult(("a",), 1, truncated=False, left_out=many))
+    assert text_of(some) == "a\n[0/, 1/, 2/, 3/, 4/ and more left out]"
+    listed = fit_files(Listing("/workspace", (), 0, truncated=False, left_out=left[:1]))
+    assert listed.structured_content["note"] == "v/ left out"
+
+
 def test_glob_and_grep_stay_within_the_bound() -> None:
     names = tuple(f"{'d' * 200}/{number}" for number in range(1000))
     for result in (

@@ -1,9 +1,9 @@
-r"""Finds files by glob, and lines by regular expression.
+r"""Finds files by glob, and lines by regular expression; lists directories.
 
-Both skip `.git` unless the glob names it, look at hidden files, follow no links and heed no ignore
-file. Lines are found by ripgrep where there is one, else by Python, with equal results: a pattern
-is one of Python's `re`, with `[[:alpha:]]`, `\<` and `\>` besides. One that names a line end is
-looked for across lines, where `\n` is any line end and `$` is before it.
+All look at hidden files, follow no links and pass over what `LeftOut` says. Lines are found by
+ripgrep where there is one, else by Python, with equal results: a pattern is one of Python's `re`,
+with `[[:alpha:]]`, `\<` and `\>` besides. One that names a line end is looked for across lines,
+where `\n` is any line end and `$` is before it.
 
 A glob has the rules of .gitignore lines and ripgrep's --glob: `*` and `?` stay within a name, `**`
 as a whole name is any number of directories, `[a-z]` and `[!a-z]` are sets, `{a,b}` alternatives,
@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from mcp_sandbox.runner.files.call import closing_fd, put, put_rows, read_chunks
 from mcp_sandbox.runner.files.paths import TEMPORARY, guess_path, relativize, resolve, show
 from mcp_sandbox.runner.files.reading import open_regular, split
-from mcp_sandbox.runner.files.walk import MAX_LIMIT, Budget, join, open_directory, walk
+from mcp_sandbox.runner.files.walk import MAX_LIMIT, Budget, join, kind_of, open_directory, walk
 from mcp_sandbox.runner.wire.protocol import OpError
 
 if TYPE_CHECKING:
@@ -38,6 +38,9 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from mcp_sandbox.runner.files.call import OperationCall
+
+    # A test for what paths have from a place on; whether it keeps; whether it is for folders alone.
+    Rule = tuple[Callable[[str], bool], int, bool, bool]
 
 SECONDS = 10.0
 MAX_TEXT = 500
@@ -64,6 +67,7 @@ _BASIC = {f"\\{char}": char for char in "|+?(){}"} | {char: f"\\{char}" for char
 _SAME_IN_RIPGREP = re.compile(r"(?!!)(?:[\w\-. +@%=,/*]|\{[\w\-. +@%=,*]*\})+", re.ASCII)
 # A set in a set, or what joins sets, is that to ripgrep alone.
 _UNLIKE_RIPGREP = re.compile(r"\[[^\]]*[\[&~]")
+_LEFT_OUT = {".git", ".mcp-sandbox", ".venv", "node_modules", "venv"}
 # Not PATH: that begins in the home, where the chat could put its own program.
 FOLDERS = ("/usr/local/bin", "/usr/bin", "/bin")
 _LONGEST = 4 * 1024 * 1024
@@ -84,11 +88,11 @@ def glob(call: OperationCall) -> dict[str, Any]:
     base, pattern = _placed(guess_path(call.text("pattern")), resolve(call.text("path", ".")))
     pattern = normalize(pattern, base)
     limit = call.number("limit", 500, low=1, high=MAX_LIMIT)
-    budget = Budget()
+    budget, left = Budget(), LeftOut(base, pattern)
     found, folder = list[tuple[int, str]](), ""
     try:
         with _time_limit(SECONDS):
-            for path, entry in _find(base, pattern, budget):
+            for path, entry in _find(left, pattern, budget):
                 if entry.is_dir(follow_symlinks=False):
                     folder = folder or path
                     continue
@@ -99,14 +103,16 @@ def glob(call: OperationCall) -> dict[str, Any]:
     found.sort(key=lambda row: (-row[0], row[1]))
     sent = put_rows(call.stdout, (relativize(join(base, path)) for _, path in found), limit)
     hint = "" if found else _explain_glob(base, pattern, folder)
-    return {"total": len(found), "truncated": budget.cut or len(found) > sent, "hint": hint}
+    facts = {"total": len(found), "truncated": budget.cut or len(found) > sent}
+    return {**facts, "hint": hint, **left.tell()}
 
 
-def _find(base: str, glob: str, budget: Budget) -> Iterator[tuple[str, os.DirEntry[str]]]:
+def _find(left: LeftOut, glob: str, budget: Budget) -> Iterator[tuple[str, os.DirEntry[str]]]:
     """Yield path and entry of all that match a normalized glob, directories too."""
     matches: Callable[[str], bool] = compile_glob(glob) if glob else lambda _: True
-    for path, entry, _ in walk(open_directory(base), 100_000, budget, build_filter(glob)):
-        if matches(path):
+    top = open_directory(left.base or "/")
+    for path, entry, _ in walk(top, 100_000, budget, is_no_draft, left.has):
+        if matches(path) and not left.has(path):
             yield path, entry
 
 
@@ -116,6 +122,35 @@ def _explain_glob(base: str, glob: str, folder: str) -> str:
         name = relativize(join(base, folder))
         return f"{name} is a directory: {name}/** finds what is in it"
     return "'[' begins a set: write \\[ for the character itself" if "[" in glob else ""
+
+
+def list_directory(call: OperationCall) -> dict[str, Any]:
+    """Send [path, kind, size, modified, target] of a directory's entries, sorted by path."""
+    path = resolve(call.text("path", "."))
+    depth = call.number("depth", 1, low=1, high=10_000)
+    limit = call.number("limit", 500, low=1, high=MAX_LIMIT)
+    hidden = call.flag("hidden", default=True)
+    budget, left = Budget(), LeftOut(path, "")
+    wanted = is_no_draft if hidden else lambda each: not each.rpartition("/")[2].startswith(".")
+    found = walk(open_directory(path), depth, budget, wanted, left.has)
+    rows = [row for row in map(_describe, found) if row]
+    rows.sort(key=lambda row: row[0])
+    sent = put_rows(
+        call.stdout, ([relativize(join(path, row[0])), *row[1:]] for row in rows), limit
+    )
+    truncated = budget.cut or len(rows) > sent
+    return {"path": relativize(path), "total": len(rows), "truncated": truncated, **left.tell()}
+
+
+def _describe(found: tuple[str, os.DirEntry[str], int]) -> list[Any] | None:
+    """Return a row of the listing; None if the entry vanished or may not be read."""
+    name, entry, directory = found
+    try:
+        facts = entry.stat(follow_symlinks=False)
+        target = show(os.readlink(entry.name, dir_fd=directory)) if entry.is_symlink() else None
+    except OSError:
+        return None
+    return [name, kind_of(facts.st_mode), facts.st_size, facts.st_mtime, target]
 
 
 def grep(call: OperationCall) -> dict[str, Any]:
@@ -131,13 +166,13 @@ def grep(call: OperationCall) -> dict[str, Any]:
     with suppress(TimeUp), _time_limit(SECONDS / 4):
         hint = "" if found.matches or found.truncated else _explain_nothing(query)
     counts = {"matches": found.matches, "files": found.files}
-    return {**counts, "truncated": found.truncated, "hint": hint}
+    return {**counts, "truncated": found.truncated, "hint": hint, **query.left.tell()}
 
 
 def _explain_nothing(query: Query) -> str:
     """Say why nothing matches: no file has such a path, or the pattern is of basic syntax."""
     if query.glob and not _files(query, Budget()):
-        folder = next((path for path, _ in _find(query.base, query.glob, Budget())), "")
+        folder = next((path for path, _ in _find(query.left, query.glob, Budget())), "")
         why = _explain_glob(query.base, query.glob, folder)
         return f"no file matches the glob{why and '; '}{why}"
     given, other = query.pattern.pattern, MatchOutput(1, 0)
@@ -167,6 +202,7 @@ def _query(call: OperationCall) -> Query:
         glob=normalize(glob_text, base) if glob_text else "",
         context=call.number("context", 0, high=50),
         limit=call.number("limit", 200, low=1, high=100_000),
+        left=LeftOut(join(base, only), glob_text),
     )
 
 
@@ -204,6 +240,7 @@ class Query(NamedTuple):
     glob: str
     context: int
     limit: int
+    left: LeftOut
 
     def name(self, path: str) -> str:
         return relativize(self.given_path if self.only else f"{self.given_path.rstrip('/')}/{path}")
@@ -301,15 +338,77 @@ def _window(text: str, column: int) -> str:
     return f"{at}{before}{text[start : start + MAX_TEXT]}{after}"
 
 
-def build_filter(glob: str) -> Callable[[str], bool]:
-    """Return a test that skips unfinished drafts, and .git unless the glob names it."""
-    git = names_git(glob)
+class LeftOut:
+    """What a search in `base` passes over unless its glob names it: .gitignore's, and the like."""
 
-    def is_wanted(path: str) -> bool:
-        name = path.rpartition("/")[2]
-        return (git or name != ".git") and not name.startswith(TEMPORARY)
+    def __init__(self, base: str, glob: str) -> None:
+        self.base, self._names = base.rstrip("/"), glob.lstrip("!").split("/")
+        # In each folder, those of the folders above it come first.
+        self._rules: dict[str, list[Rule]] = {}
+        # None: all that is in there is wanted, as the caller names it.
+        self._known: dict[str, bool | None] = {"": False}
+        # Paths below `base`, without what is in them.
+        self.paths: list[str] = []
+        for name in re.finditer("/[^/]+", self.base):
+            self._known[self.base[: name.end()]] = self._look(self.base[: name.end()])
 
-    return is_wanted
+    def has(self, path: str) -> bool:
+        """Return whether this path below `base` is left out."""
+        path = f"{self.base}/{path}"
+        if path not in self._known:
+            self._known[path] = self._look(path)
+        return bool(self._known[path])
+
+    def tell(self) -> dict[str, list[str]]:
+        """Return the uppermost of them as a caller is shown them, folders with a slash."""
+        first = sorted(self.paths, key=lambda path: (path.count("/"), path))[:20]
+        paths = (f"{self.base}/{path}" for path in first)
+        shown = [relativize(path) + "/" * os.path.isdir(path) for path in paths]
+        return {"left_out": shown} if shown else {}
+
+    def _look(self, path: str) -> bool | None:
+        folder, _, name = path.rpartition("/")
+        above = self._known.get(folder, False)
+        if above is not False or not (name in _LEFT_OUT or self._is_ignored(path, folder)):
+            return above
+        if name in self._names or f"{self.base}/".startswith(f"{path}/"):
+            return None
+        self.paths.append(path[len(self.base) + 1 :])
+        return True
+
+    def _is_ignored(self, path: str, folder: str) -> bool:
+        is_folder = os.path.isdir(path) and not os.path.islink(path)
+        for matches, start, keeps, for_folders in reversed(self._rules_in(folder)):
+            if (is_folder or not for_folders) and matches(path[start:]):
+                return not keeps
+        # A virtual environment, or a folder that has git ignore all that is in it.
+        own = self._rules_in(path)[len(self._rules_in(folder)) :] if is_folder else []
+        whole = [matches("\0\0") and not keeps for matches, _, keeps, _ in own]
+        return os.path.lexists(f"{path}/pyvenv.cfg") or (any(whole) and not any(r[2] for r in own))
+
+    def _rules_in(self, folder: str) -> list[Rule]:
+        if folder not in self._rules:
+            above, text = self._rules_in(folder.rpartition("/")[0]) if folder else [], ""
+            own = f"{folder}/.gitignore"
+            with suppress(OSError, OpError), closing_fd(open_regular(own)[0]) as file:
+                text = os.read(file, 64 * 1024).decode("utf-8", "surrogateescape")
+            rules = (self._read(line, len(folder) + 1) for line in text.split("\n"))
+            self._rules[folder] = [*above, *filter(None, rules)] if text else above
+        return self._rules[folder]
+
+    def _read(self, line: str, start: int) -> Rule | None:
+        text = line.removeprefix("!").rstrip()
+        # Braces are plain characters there.
+        glob = re.sub(r"\\.|[{}]", lambda char: char[0].rjust(2, "\\"), text.rstrip("/"))
+        if glob and not line.startswith("#") and len(glob) <= 200:
+            with suppress(OpError):
+                return compile_glob(glob), start, line.startswith("!"), text.endswith("/")
+        return None
+
+
+def is_no_draft(path: str) -> bool:
+    """Return whether this is not an unfinished file of ours."""
+    return not path.rpartition("/")[2].startswith(TEMPORARY)
 
 
 def _placed(pattern: str, base: str) -> tuple[str, str]:
@@ -343,11 +442,6 @@ def normalize(pattern: str, base: str) -> str:
 def as_name(glob: str) -> str:
     """Return the glob with `[`, `]`, `{` and `}` as plain characters."""
     return re.sub(r"(?s)\\.|[\[\]{}]", lambda char: char[0].rjust(2, "\\"), glob)
-
-
-def names_git(glob: str) -> bool:
-    """Return whether the glob names .git itself."""
-    return ".git" in glob.lstrip("!").split("/")
 
 
 def compile_glob(glob: str) -> Callable[[str], bool]:
@@ -420,11 +514,16 @@ def _arguments(query: Query) -> list[str]:
         flags += ["--max-depth=1", f"--glob=/{query.only}"]
     elif query.glob:
         flags += [f"--glob={each}" for each in {query.glob, as_name(query.glob)}]
-    if not query.only and not names_git(query.glob):
-        flags.append("--glob=!.git")
     if not query.only:
-        flags.append(f"--glob=!{TEMPORARY}*")
+        flags += [f"--glob=!{TEMPORARY}*", *_unentered(query)]
     return [*flags, f"--regexp={query.pattern.pattern}", "--", "./"]
+
+
+def _unentered(query: Query) -> list[str]:
+    """Return the globs for folders that are left out; `_collect` leaves out the rest."""
+    deque(walk(open_directory(query.base), 100_000, Budget(), is_no_draft, query.left.has), 0)
+    plain = [re.sub(r"([][*?{}!\\])", r"\\\1", p) for p in query.left.paths if p.isprintable()]
+    return [f"--glob=!/{path}" for path in plain[:1000]]
 
 
 def _run(argv: list[str], query: Query, found: MatchOutput, complaints: int) -> None:
@@ -458,7 +557,10 @@ def _spawn(argv: list[str], base: str, output: int, complaints: int) -> int:
 
 def _collect(output: int, query: Query, found: MatchOutput) -> None:
     for path, rest in _records(output):
-        name = query.name(os.fsdecode(path).removeprefix("./"))
+        below = os.fsdecode(path).removeprefix("./")
+        if query.left.has(below):
+            continue
+        name = query.name(below)
         if rest is None:
             found.drop(name)
             continue
@@ -507,7 +609,7 @@ def by_python(query: Query, found: MatchOutput) -> None:
 
 def _files(query: Query, budget: Budget) -> list[str]:
     """Return the files to search, in the order of ripgrep."""
-    found = _find(query.base, query.glob, budget)
+    found = _find(query.left, query.glob, budget)
     paths = [path for path, entry in found if entry.is_file(follow_symlinks=False)]
     return sorted(paths, key=lambda path: os.fsencode(path).split(b"/"))
 

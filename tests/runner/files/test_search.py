@@ -1,3 +1,4 @@
+import json
 import os
 import random
 import shutil
@@ -97,7 +98,7 @@ def test_files_come_newest_first(workspace: Path) -> None:
     assert rows("glob", pattern=".git/*.py") == [".git/x.py"]
     assert rows("glob", pattern="*.py", path="sub") == ["sub/new.py", "sub/.hidden.py"]
     result, body = call("glob", pattern="*.py", limit=1)
-    assert result == {"total": 3, "truncated": True, "hint": ""}
+    assert result == {"total": 3, "truncated": True, "hint": "", "left_out": [".git/"]}
     assert body == b'["sub/new.py"]'
 
 
@@ -157,7 +158,6 @@ def test_a_glob_without_files_says_why(
 
 def test_matching_lines_come_with_file_and_number(workspace: Path, engine: str) -> None:
     make(workspace, "a.txt", "sub/b.txt", ".hidden", ".git/config")
-    (workspace / ".gitignore").write_text("a.txt\n")
     assert grep(pattern="this is") == [
         ".hidden:1:this is .hidden",
         "a.txt:1:this is a.txt",
@@ -168,7 +168,75 @@ def test_matching_lines_come_with_file_and_number(workspace: Path, engine: str) 
     assert grep(pattern="this", glob="sub/*") == ["sub/b.txt:1:this is sub/b.txt"]
     assert grep(pattern="this", glob=".git/**") == [".git/config:1:this is .git/config"]
     result, _ = call("grep", pattern="this is")
-    assert result == {"matches": 3, "files": 3, "truncated": False, "hint": ""}
+    assert result == {
+        "matches": 3,
+        "files": 3,
+        "truncated": False,
+        "hint": "",
+        "left_out": [".git/"],
+    }
+
+
+@pytest.fixture
+def project(workspace: Path) -> Path:
+    """A folder with what git and package managers keep beside what a person writes."""
+    make(workspace, *("src/a.py", "src/gen/b.py", "debug.log", "keep.log", ".git/hook.py"))
+    make(workspace, *("web/node_modules/x/c.py", "web/dist/d.py", "v/lib/e.py", ".cache/f.py"))
+    make(workspace, ".mcp-sandbox/output/a-b.py", "sub/{x}.py", "other/{x}.py")
+    (workspace / ".gitignore").write_text("# dist\n*.log\n!keep.log\n/src/gen/\n\n  \n[\n")
+    (workspace / "web/.gitignore").write_text("dist/  \n")
+    (workspace / ".cache/.gitignore").write_text("*\n")
+    (workspace / "sub/.gitignore").write_text("{x}.py")
+    (workspace / "v/pyvenv.cfg").touch()
+    return workspace
+
+
+_LEFT_OUT = [
+    *(".cache/", ".git/", ".mcp-sandbox/", "v/"),
+    *("src/gen/", "web/dist/", "web/node_modules/"),
+]
+
+
+def test_what_git_and_package_managers_keep_is_left_out_and_named(
+    project: Path, engine: str
+) -> None:
+    found, body = call("grep", pattern="this is", glob="*.{py,log}")
+    lines = [line.split(":")[0] for line in body.decode().splitlines()]
+    assert lines == ["keep.log", "other/{x}.py", "src/a.py"]
+    assert sorted(found["left_out"]) == sorted([*_LEFT_OUT, "debug.log", "sub/{x}.py"])
+    result, body = call("glob", pattern="*.py")
+    assert sorted(json.loads(body)) == lines[1:]
+    assert result["left_out"] == [*_LEFT_OUT[:5], "sub/{x}.py", *_LEFT_OUT[5:]]
+    listed, body = call("list", depth=5)
+    names = [row[0] for row in json.loads(body)]
+    assert listed["left_out"] == _LEFT_OUT
+    assert {"v", "debug.log", "web/node_modules"} < {*names}
+    assert not {"v/lib", "web/node_modules/x"} & {*names}
+    assert "left_out" not in call("list")[0]
+
+
+@pytest.mark.parametrize(
+    ("path", "glob", "file"),
+    [
+        ("v", "", "v/lib/e.py"),
+        ("web/node_modules/x", "", "web/node_modules/x/c.py"),
+        (".", "web/dist/*.py", "web/dist/d.py"),
+        ("web", "node_modules/**", "web/node_modules/x/c.py"),
+        (".", "**/gen/*.py", "src/gen/b.py"),
+        (".cache", "*.py", ".cache/f.py"),
+        ("debug.log", "", "debug.log"),
+        (".", "debug.log", "debug.log"),
+        (".mcp-sandbox/output", "", ".mcp-sandbox/output/a-b.py"),
+    ],
+)
+def test_what_is_left_out_is_found_when_it_is_named(
+    project: Path, engine: str, path: str, glob: str, file: str
+) -> None:
+    assert file in "".join(grep(pattern="this is", path=path, glob=glob))
+    if path != file:
+        assert file in rows("glob", path=path, pattern=glob or "*.py")
+        folder = file.rpartition("/")[0]
+        assert file in [row[0] for row in rows("list", path=folder or ".", depth=9)]
 
 
 def test_skills_in_the_workspace_are_files_like_others(workspace: Path, engine: str) -> None:
