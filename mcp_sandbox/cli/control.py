@@ -263,7 +263,7 @@ def list_trash(as_json: AsJson = False) -> None:
 @trash.command(name="restore")
 def take_back(
     chat: Chat,
-    new: Annotated[str, typer.Argument(metavar="[NEW]", help="The chat that gets them.")] = "",
+    new: Annotated[str, typer.Argument(metavar="NEW", help="The chat that gets them.")] = "",
 ) -> None:
     """Bring back the last files of a chat; those that it has now go to the trash."""
     done = answer("trash", {"chat": chat, "new": new})
