@@ -74,6 +74,8 @@ class TokenGrant:
 OURS = "/opt/mcp-sandbox"
 """Where a sandbox has the runner and the relay."""
 RELAY = f"{OURS}/mcp_sandbox/relay/inside.py"
+HOME = "/home/sandbox"
+"""Where a sandbox has the files that a chat keeps beside those of its workspace."""
 SKILLS = "/opt/skills"
 """Where a sandbox has the skills of its chat: a place of the system that no code can change."""
 CERTIFICATES = "/etc/ssl/certs"
@@ -302,10 +304,11 @@ class ExecResult:
 
     `stdout` and `stderr` hold head and tail when `truncated`; the whole is in `output_file`
     (a path inside the sandbox) up to the output limit. `changed_files` are workspace paths,
-    at most 20, and `file_counts` how many were created, changed and deleted; None when the
-    workspace was too large to look through. `limit` names the size limit that it seems to have
-    met. `trouble_lines` of the kept output match TROUBLE. `offline`: no network. `made_room` was
-    left running by earlier commands, and ended so that this one had room for its processes.
+    at most 20, of which `created_files` are new, and `file_counts` how many were created, changed
+    and deleted; None when the workspace was too large to look through. `limit` names the size limit
+    that it seems to have met. `trouble_lines` of the kept output match TROUBLE. `offline`: no
+    network. `backend`: which ran it. `made_room` was left running by earlier commands, and ended
+    so that this one had room for its processes.
     `figures`: what Python code has shown; the first ten have data. The `notebook` that it ran in
     is "new", was "kept", or has "ended".
 
@@ -313,7 +316,7 @@ class ExecResult:
     what was printed since the last answer about it, from these bytes of each stream on;
     `left_s` is the time until it is killed. `until_met`: the text that was waited for is there.
     `of` is that of its row; of a "terminal" `stdout` is always all that is held.
-    `shell`: what is to be said of a shell that remembers.
+    `shell`: what is to be said of bash, and of what it remembers.
     """
 
     stdout: str
@@ -331,8 +334,10 @@ class ExecResult:
     stderr_bytes: int = 0
     output_file: str | None = None
     changed_files: tuple[str, ...] | None = ()
+    created_files: tuple[str, ...] | None = ()
     file_counts: Mapping[str, int] | None = None
     offline: bool = False
+    backend: str = ""
     made_room: Background = Background()
     figures: tuple["FileContent", ...] = ()
     notebook: str = ""
@@ -410,15 +415,18 @@ class Listing:
     entries: tuple[Entry, ...]
     total: int
     truncated: bool
+    left_out: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class GlobResult:
-    """Matching paths, newest first."""
+    """Matching paths, newest first; `hint` says why there may be none."""
 
     paths: tuple[str, ...]
     total: int
     truncated: bool
+    hint: str = ""
+    left_out: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -429,6 +437,8 @@ class GrepResult:
     matches: int
     files: int
     truncated: bool
+    hint: str = ""
+    left_out: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

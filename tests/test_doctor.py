@@ -146,6 +146,19 @@ async def test_second_wall_that_is_recommended_is_one_that_the_backend_takes(
     assert found == [("warn", "the kernel alone keeps containers apart"), ("ok", "gVisor")]
 
 
+@pytest.mark.docker
+@pytest.mark.runsc
+async def test_programs_that_need_a_newer_kernel_are_told(tmp_path: Path) -> None:
+    image = os.environ.get("MCP_SANDBOX_DOCKER__IMAGE", DockerConfig().image)
+    docker = DockerConfig(runtime="runsc", image=image)
+    with anyio.fail_after(50):
+        checks = await examine_place("docker", Config(data_dir=tmp_path / "data", docker=docker))
+    found = [(check.name, check.status, check.found) for check in checks if check.remedy]
+    # That of Debian 12 is of 2022; a newer one runs them.
+    is_old = b"release-" not in (await anyio.run_process(["runsc", "--version"])).stdout
+    assert found == [("ls /", "warn", "ls: cannot access '/': Invalid argument")] * is_old
+
+
 @pytest.mark.bubblewrap
 async def test_bubblewrap_runs_code_and_says_which_limits_hold(tmp_path: Path) -> None:
     with anyio.fail_after(50):

@@ -45,9 +45,10 @@ class Connector:
         try:
             return await self._source.value()
         except RefusedError as exc:
-            raise OperatorError(
-                f"the key of connectors.{self.name} cannot be read: {exc}; correct its key setting"
-            ) from None
+            kind, _, path = self.settings.key.partition(":")
+            place = f" in {path}" if kind == "file" else ""  # Words of a command may be secret.
+            key = f"the key of connectors.{self.name}{place}"
+            raise OperatorError(f"{key} cannot be read: {exc}; correct its key setting") from None
 
     def service(self, limits: RunConfig, silent_s: float = 600) -> Service:
         """Return what the process of one run's way to it has to know; its token is a new one."""

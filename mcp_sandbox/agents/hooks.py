@@ -64,6 +64,9 @@ class HookMemory:
         self._ledger, self._chat = ledger, chat
 
     async def load(self) -> dict[str, Any]:
+        """Return what was kept. A run without a sandbox is a use of its chat, too."""
+        self._ledger.note_use(self._chat)
+        await self._ledger.write()
         return dict(await self._ledger.records.kept(self._chat, "memory") or {})
 
     async def save(self, memory: Mapping[str, Any]) -> None:

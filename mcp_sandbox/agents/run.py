@@ -2,7 +2,7 @@
 
 import math
 import secrets
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
@@ -28,9 +28,12 @@ from mcp_sandbox.agents.hooks import (
     account_for,
 )
 from mcp_sandbox.agents.messages import Conversation, read_conversation
+from mcp_sandbox.audit import Audit
 from mcp_sandbox.models import ChatId, ExecResult
 from mcp_sandbox.runtime.channel import own_tasks
+from mcp_sandbox.sessions.gate import RecordedCall
 from mcp_sandbox.sessions.session import Session
+from mcp_sandbox.telemetry.calls import CallRecord
 
 # How long after its time limit a run that does not end by itself is given up; and for tidying up.
 _LATE_S, _TIDY_S = 5.0, 5.0
@@ -49,7 +52,8 @@ class Agent:
 
     `sandbox` is the chat's session, or None. Each run has an `executor` and a `way` of its own,
     which may tell events of the run. `on_end` gets each completion, as the hooks leave it, and
-    what was used by a run that is cut off. `memory` is where the chat is kept.
+    what was used by a run that is cut off. `memory` is where the chat is kept. Runs without a
+    session are recorded in the `audit`, as the gate does the others.
     """
 
     chat: ChatId
@@ -61,6 +65,7 @@ class Agent:
     hooks: Hooks = field(default_factory=Hooks)
     memory: HookMemory | None = None
     on_end: Callable[[Completion], Awaitable[None]] | None = None
+    audit: Audit | None = None
     _tasks: TaskGroup | None = field(default=None, init=False)
     _runs: "set[_Listener]" = field(default_factory=set["_Listener"], init=False)
 
@@ -117,7 +122,7 @@ class Agent:
         async with self.memory.hold(conversation) if resume and self.memory else nullcontext():
             if self._tasks is None:
                 raise errors.Draining("the agent is closed: open it again")
-            run = _Listener(executor, conversation if resume else "")
+            run = _Listener(executor, conversation, resume)
             self._runs.add(run)
             self._tasks.start_soon(self._run, run, messages)
             try:
@@ -173,7 +178,7 @@ class Agent:
             run.ended.set()
 
     async def _run_between_hooks(self, run: "_Listener", messages: Messages) -> None:
-        options = {"assistant": self.assistant.name, "resume": bool(run.resumed)}
+        options = {"assistant": self.assistant.name, "resume": run.resume}
         known = await self.memory.load() if self.memory else {}
         calls = self.read_file, self.write_file, self.list_dir, self.exec
         computer = Computer(*calls) if self.sandbox else None
@@ -209,13 +214,15 @@ class Agent:
         """Return how the program ended, in words; nothing of it is left."""
         if not self.sandbox:
             program = listener.executor.command(Run("", conversation, way))
-            status, error = await way.ask(" ".join(program.argv), program.stdin, listener.take)
+            request = " ".join(program.argv)
+            async with self._recorded({"request": request, "stdin": program.stdin}):
+                status, error = await way.ask(request, program.stdin, listener.take)
             why = "broke off its answer" if status == 200 else f"answers {status}: {error}"
             return f"api_error: the model service {why}"
         until_s = anyio.current_time() + self.timeout_s
         folder = f"/tmp/mcp-sandbox-run-{secrets.token_hex(8)}"  # noqa: S108 - inside
         try:
-            run = Run(folder, conversation, way, listener.resumed)
+            run = Run(folder, conversation, way, listener.kept_as)
             program = await _prepare_program(listener, run, self.sandbox)
             result = await self.session.exec(
                 program.argv,
@@ -229,6 +236,10 @@ class Agent:
             with anyio.move_on_after(_TIDY_S, shield=True), suppress(errors.SandboxError):
                 if self.sandbox.has_sandbox:
                     await self.session.exec(["rm", "-rf", folder])
+
+    def _recorded(self, request: Mapping[str, object]) -> AbstractAsyncContextManager[None]:
+        record = CallRecord("direct", chat=self.chat)
+        return RecordedCall(self.audit, request, record) if self.audit else nullcontext()
 
     async def read_file(self, path: str) -> bytes:
         """Return the bytes of a file."""
@@ -267,8 +278,8 @@ class Agent:
 class _Listener:
     """Hears one run of an executor, and tells its events to their receiver."""
 
-    def __init__(self, executor: Executor, resumed: str) -> None:
-        self.executor, self.resumed = executor, resumed
+    def __init__(self, executor: Executor, kept_as: str, resume: bool) -> None:
+        self.executor, self.kept_as, self.resume = executor, kept_as, resume
         self.telling, self.told = anyio.create_memory_object_stream[list[Event]]()
         self.scope, self.ended = anyio.CancelScope(), anyio.Event()
         self.error: errors.SandboxError | None = None
@@ -321,11 +332,11 @@ class _Listener:
         )
 
 
-async def _ready(executor: Executor, session: Session, resumed: str = "", folder: str = "") -> str:
-    """Make the sandbox ready for the program; the record of the conversation, if there is one."""
+async def _ready(executor: Executor, session: Session, kept_as: str = "", folder: str = "") -> str:
+    """Make the sandbox ready for the program; the conversation's last record, if there is one."""
     name, image = executor.name, executor.image
     script = f"command -v {name} >/dev/null || exit 127\n{_FOLDER}{executor.prepare}"
-    result = await session.exec(["/bin/sh", "-c", script, "sh", resumed, folder], timeout_s=60)
+    result = await session.exec(["/bin/sh", "-c", script, "sh", kept_as, folder], timeout_s=60)
     if result.success:
         return result.stdout.strip()
     why = result.stderr.strip() or f"sh ended with {result.exit_code}"
@@ -338,11 +349,11 @@ async def _ready(executor: Executor, session: Session, resumed: str = "", folder
 
 async def _prepare_program(listener: _Listener, run: Run, session: Session) -> Program:
     try:
-        record = await _ready(listener.executor, session, run.resumed, run.folder)
-        if record:
+        record = await _ready(listener.executor, session, run.kept_as, run.folder)
+        if listener.resume and record:
             last = replace(run.conversation, turns=run.conversation.turns[-1:])
             run = replace(run, record=record, conversation=last)
-        elif run.resumed:
+        elif listener.resume:
             await listener.tell([Notice(_ANEW)])
         program = listener.executor.command(run)
         for name, data in program.files.items():

@@ -24,6 +24,7 @@ from mcp_sandbox.agents.gateway import Gateway, open_gateway
 from mcp_sandbox.agents.hooks import HookMemory, Hooks, load_hooks
 from mcp_sandbox.agents.run import Agent, Tell
 from mcp_sandbox.app.chats import open_manager, open_ways_out
+from mcp_sandbox.audit import open_audit
 from mcp_sandbox.config import Config, load_config
 from mcp_sandbox.config.values import MIB
 from mcp_sandbox.egress.ways_out import WaysOut
@@ -99,6 +100,9 @@ async def open_agent(  # noqa: PLR0913 - what an agent can be given
     async with (
         _placed(chat_id, found, config, executor, manager) as (session, memory, own),
         nullcontext(known) if (known := ways_out or own) else open_ways_out(config) as reached,
+        nullcontext()
+        if session
+        else open_audit(config.data_dir / "sandbox" / "audit", config.audit) as audit,
     ):
         opening = partial(open_bridge, bridge, found.tools, tools)
         gateway = partial(
@@ -106,7 +110,7 @@ async def open_agent(  # noqa: PLR0913 - what an agent can be given
         )
         way = partial(_way, session, service, config, gateway, opening)
         limit_s = timeout_s or options.timeout or settings.run.timeout
-        agent = Agent(chat_id, session, found, make, way, limit_s, hooks, memory, on_end)
+        agent = Agent(chat_id, session, found, make, way, limit_s, hooks, memory, on_end, audit)
         async with agent.opened():
             yield agent
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from mcp_sandbox.backends.sandbox_records import sandbox_user
 from mcp_sandbox.durable import make_folder, publish_folder, set_aside
 from mcp_sandbox.errors import BackendUnavailable, StorageUnavailable
-from mcp_sandbox.models import PENDING_SIGNALS, PROGRAMS, SandboxSpec
+from mcp_sandbox.models import HOME, PENDING_SIGNALS, PROGRAMS, SandboxSpec
 from mcp_sandbox.runner.wire.protocol import UNWATCHED
 
 PACKAGE = Path(__file__).parents[1]
@@ -29,8 +29,10 @@ USUAL = {
     "TZ": "UTC",
     # What is printed is seen at once, and kept when the program is killed.
     "PYTHONUNBUFFERED": "1",
-    # pip installs into the home: no other place can be written to.
+    # Into the home, as no other place can be written to; what they install is on PATH.
     "PIP_BREAK_SYSTEM_PACKAGES": "1",
+    **dict.fromkeys(("npm_config_prefix", "CARGO_INSTALL_ROOT"), f"{HOME}/.local"),
+    **dict.fromkeys(("GOBIN", "PNPM_HOME"), f"{HOME}/.local/bin"),
     "PIP_DISABLE_PIP_VERSION_CHECK": "1",
     **UNWATCHED,
 }
@@ -139,7 +141,7 @@ def _compile(root: Path, python: Path) -> None:
 def name_user(uid: int, gid: int) -> dict[str, str]:
     """Return the content of passwd and group for the user of a sandbox."""
     return {
-        "passwd": f"sandbox:x:{uid}:{gid}:sandbox:/home/sandbox:/bin/bash\n"
+        "passwd": f"sandbox:x:{uid}:{gid}:sandbox:{HOME}:/bin/bash\n"
         "root:x:0:0:root:/root:/usr/sbin/nologin\n"
         "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n",
         "group": f"sandbox:x:{gid}:\nroot:x:0:\nnogroup:x:65534:\n",
@@ -161,10 +163,10 @@ def list_process_limits(spec: SandboxSpec) -> dict[str, int]:
     return limits
 
 
-def environment(spec: SandboxSpec, path: str, home: str) -> dict[str, str]:
+def environment(spec: SandboxSpec, path: str) -> dict[str, str]:
     """Return the environment of commands; it has nothing of the server's own environment."""
     offline = OFFLINE if spec.network == "none" else {}
-    found = {"PATH": path, **USUAL, **offline, **spec.env, "HOME": home}
+    found = {"PATH": path, **USUAL, **offline, **spec.env, "HOME": HOME}
     if any(mount.target == PROGRAMS for mount in spec.mounts):
         found["PATH"] = f"{PROGRAMS}/bin:{found['PATH']}"
     return found

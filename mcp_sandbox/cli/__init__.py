@@ -53,6 +53,7 @@ for _panel, _leads, *_commands in (
         cli.command(leads=_leads, rich_help_panel=_panel, context_settings=_settings)(_command)
 for _panel, _groups in (
     ("Chats", {"agent": agent.group, "backup": control.backup, "project": control.project}),
+    ("Chats", {"trash": control.trash}),
     ("What they may do", {"approvals": approvals.group, "egress": egress.egress_commands}),
     ("What they may do", {"secrets": egress.secret_commands, "policy": policy.group}),
     ("What they may do", {"skills": skills.group, "audit": audit.group}),

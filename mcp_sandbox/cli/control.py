@@ -31,6 +31,7 @@ from mcp_sandbox.cli.options import (
     table,
     tell,
     told,
+    utc,
 )
 from mcp_sandbox.config import Config
 from mcp_sandbox.config.environment import setting_variables, state_folder
@@ -243,7 +244,29 @@ def rm(chats: Chats = None, everything: Everything = False, yes: Yes = False) ->
     agreed(yes or not names, question, "nothing was removed; --yes removes without asking")
     for name in names:
         answer("remove", {"chat": name})
-        print(f"{name}: removed; its files are in the trash for 24 hours")
+        print(f"{name}: removed; for 24 hours `mcp-sandbox trash restore {name}` brings it back")
+
+
+trash = Group("See and bring back the files of removed chats.", *LEADS)
+
+
+@trash.command(name="list")
+def list_trash(as_json: AsJson = False) -> None:
+    """List what `rm`, `gc` and resets threw away in the last 24 hours, the latest last."""
+    found = answer("trash", {"do": "list"})["trash"]
+    rows = ((row["chat"], show_bytes(row["size"]), utc(row["at"])) for row in found)
+    made = table("chat", "size", "since", rows=rows) if found else "the trash is empty"
+    tell(found, made, as_json=as_json)
+
+
+@trash.command(name="restore")
+def take_back(
+    chat: Chat,
+    new: Annotated[str, typer.Argument(metavar="NEW", help="The chat that gets them.")] = "",
+) -> None:
+    """Bring back the last files of a chat; those that it has now go to the trash."""
+    done = answer("trash", {"chat": chat, "new": new})
+    print(f"{done['chat']}: the files are back; those that it had are in the trash")
 
 
 backup = Group("Save the files of chats, and bring them back.", *LEADS)

@@ -18,6 +18,7 @@ from mcp_sandbox.daemon.control_client import JsonObject
 from mcp_sandbox.daemon.daemon import while_connected
 from mcp_sandbox.errors import (
     Ambiguous,
+    CallerError,
     ConfigError,
     InvalidArgument,
     NotFound,
@@ -33,6 +34,8 @@ from mcp_sandbox.runner.wire.terminal_frames import (
     Frames,
     frame,
 )
+from mcp_sandbox.sessions.approvals import Approval
+from mcp_sandbox.sessions.doors import Egress
 from mcp_sandbox.sessions.manager import SessionManager
 from mcp_sandbox.sessions.session import Session
 from mcp_sandbox.workspace.projects import PROJECT
@@ -92,6 +95,7 @@ class ChatControl:
             "approvals": self._approvals,
             "backup": self._backup,
             "project": self._project,
+            "trash": self._trash,
         }
 
     async def _list(self, arguments: JsonObject) -> JsonObject:
@@ -152,10 +156,13 @@ class ChatControl:
 
     async def _approvals(self, arguments: JsonObject) -> JsonObject:
         """Show or answer calls that wait for approval: `do` is list, show or answer."""
-        approvals, do = (await self._manager()).approvals, arguments["do"]
+        manager, do = await self._manager(), arguments["do"]
+        approvals, found = manager.approvals, list[JsonObject]()
         if do == "list":
-            found = await approvals.list()
-            return {"approvals": [{**asdict(each), "chat": str(chat)} for chat, each in found]}
+            for chat, each in await approvals.list():
+                if not await _is_granted(manager.egress, chat, each):
+                    found.append({**asdict(each), "chat": str(chat)})
+            return {"approvals": found}
         chat, approval = await approvals.find(str(arguments.get("id")))
         if do == "answer":
             word, by = arguments["word"], str(arguments.get("by"))
@@ -191,6 +198,19 @@ class ChatControl:
             saved = await manager.backups.save(chat)
             found = [saved] if saved else []
         return {"chat": str(chat), "backups": [each.model_dump(mode="json") for each in found]}
+
+    async def _trash(self, arguments: JsonObject) -> JsonObject:
+        """List the trash, the latest last, or put the latest of a `chat` back, as chat `new`."""
+        manager, name = await self._manager(), arguments.get("chat")
+        found = [each for each in await manager.trashed(measured=not name) if each.chat]
+        if not name:
+            rows = [(str(each.chat), each.allocated_bytes, each.discarded_at) for each in found]
+            return {"trash": [dict(zip(("chat", "size", "at"), row, strict=True)) for row in rows]}
+        last = {each.chat: each for each in found if each.chat}
+        chat = find_chat(name, last, "trash list")
+        new = ChatId(chat.user, arguments.get("new") or chat.chat)
+        await manager.take_back(new, last[chat])
+        return {"chat": str(new)}
 
     async def _find_named(self, arguments: JsonObject) -> tuple[SessionManager, ChatId]:
         manager = await self._manager()
@@ -231,6 +251,15 @@ class ChatControl:
                 await connection.send(frame(END, json.dumps(asdict(ended)).encode()))
 
 
+async def _is_granted(egress: Egress | None, chat: ChatId, asked: Approval) -> bool:
+    """Return whether hosts that a question is about have been allowed in another way."""
+    hosts = [each.partition(" ")[2] for each in asked.about]
+    with suppress(CallerError):
+        if egress and (asked.what, asked.state) == ("network_access", "open"):
+            return not await egress.find_missing(chat, hosts, read=asked.effect.startswith("Read"))
+    return False
+
+
 def _make_row(status: SessionStatus) -> dict[str, Any]:
     row = asdict(status)
     for name in ("created", "last_used", "saved"):
@@ -240,7 +269,7 @@ def _make_row(status: SessionStatus) -> dict[str, Any]:
     return {**row, **row["chat"]}
 
 
-def find_chat(text: str, chats: Collection[ChatId]) -> ChatId:
+def find_chat(text: str, chats: Collection[ChatId], shown_by: str = "ls") -> ChatId:
     """Return the chat called `text`, else the one whose id or user/id begins with it.
 
     Raises:
@@ -260,7 +289,7 @@ def find_chat(text: str, chats: Collection[ChatId]) -> ChatId:
             names, more = sorted(map(str, found))[:_MOST_SHOWN], len(found) - _MOST_SHOWN
             listed = ", ".join(names) + (f" or one of {more} others" if more > 0 else "")
             raise Ambiguous(f"{text!r} could mean {listed}: write more of the name")
-    raise NotFound(f"no chat is called {text!r}: `mcp-sandbox ls` lists them")
+    raise NotFound(f"no chat is called {text!r}: `mcp-sandbox {shown_by}` lists them")
 
 
 async def _read_frames(connection: TimedStream) -> AsyncGenerator[bytes]:

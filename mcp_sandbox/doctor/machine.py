@@ -54,6 +54,9 @@ _MACHINES = ("x86_64", "aarch64")
 _CGROUPS = Path("/sys/fs/cgroup")
 _TIME_LIMIT_S = 120.0
 _CODE = "print(6*7)"
+_OLDER = (
+    "programs of the image need a newer kernel: install gVisor's own runsc, not a distribution's"
+)
 # Locks a file until its input ends.
 _LOCK = """
 import fcntl, sys
@@ -468,6 +471,7 @@ async def _run_code(place: BackendName, config: Config) -> list[Check]:
             try:
                 result = await session.run_code(_CODE, "python", timeout_s=30)
                 took_ms = (time.perf_counter() - started) * 1000
+                listed = await session.exec("ls /", timeout_s=30)
                 report = await session.info()
             finally:
                 if manager.saving:
@@ -484,6 +488,7 @@ async def _run_code(place: BackendName, config: Config) -> list[Check]:
         Check(place, "isolation", "ok", report.isolation),
         Check(place, "network", "warn" if is_weak else "ok", report.network, plugin),
         Check(place, "limits that hold", "ok", limits),
+        *([] if listed.success else [Check(place, "ls /", "warn", listed.stderr.strip(), _OLDER)]),
     ]
 
 

@@ -20,6 +20,7 @@ _IN_BACKTICKS = re.compile(r"`([^`\\]*(?:\\.[^`\\]*)*)`?", re.DOTALL)
 _ESCAPED = re.compile(r"'((?:[^'\\]++|\\.)*+)'?", re.DOTALL)
 # Escapes that Python does not know, or warns about.
 _NO_ESCAPE = re.compile(r"(\\\\)|\\([^abfnrtvxuU0-7\\'\"]|[4-7][0-7]{2})", re.DOTALL)
+_RETURNS = re.compile(r"(?<!\r)\r++(?=\n|\Z)")
 _DESCRIPTOR = re.compile(r"\d*-?")
 _COPROCESS = re.compile(r"\s*+[A-Za-z_]\w*+(?=\s+[{(])")
 _LONGEST_VALUE = 200
@@ -104,6 +105,17 @@ def read_script(text: str, values: Mapping[str, str] | None = None) -> Script:
     return reader.script
 
 
+def drop_returns(text: str) -> str:
+    """Return a script without carriage returns at ends of lines outside of literal documents."""
+    reader = _ShellReader(text, None)
+    reader.commands("", 0)
+    pieces, at = list[str](), 0
+    for began, ended in [*reader.literals, (len(text), len(text))]:
+        pieces += _RETURNS.sub("", text[at:began]), text[began:ended]
+        at = ended
+    return "".join(pieces)
+
+
 class _ShellReader:
     def __init__(self, text: str, values: dict[str, str] | None) -> None:
         self.script = Script()
@@ -111,6 +123,7 @@ class _ShellReader:
         self._text = text
         self._at = 0
         self._documents: list[HereDocument] = []
+        self.literals: list[tuple[int, int]] = []
 
     def commands(self, closing: str, depth: int) -> None:
         """Read on to `closing` or the end, unless it is nested too deep."""
@@ -307,7 +320,7 @@ class _ShellReader:
     def _read_documents(self) -> None:
         documents, self._documents = self._documents, []
         for document in documents:
-            lines = []
+            lines, began = list[str](), self._at
             while self._at < len(self._text):
                 line = self._rest_of_line()
                 self._at += 1
@@ -317,7 +330,9 @@ class _ShellReader:
             text = "\n".join(lines)
             if document.command:
                 document.command.heredoc = text
-            if not document.literal:
+            if document.literal:
+                self.literals.append((began, began + len("\n".join([*lines, ""]))))
+            else:
                 # The shell expands substitutions in it, as within double quotes.
                 self._within(': "' + text.replace('"', " "), document.depth)
 

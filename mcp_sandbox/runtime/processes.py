@@ -54,24 +54,23 @@ class RuntimeProcesses:
         *,
         until: str | None = None,
         whole: bool = False,
+        typed: tuple[str, Key | None] | None = None,
         on_output: Sink | None = None,
         leave: CancelScope | None = None,
     ) -> ExecResult:
-        """Wait until it ends, `until` is in its output, or `leave` is cancelled.
+        """Wait until it ends, `until` is in its new output, or `leave` is cancelled.
 
-        The result has the output since the last result, or with `whole` all that is kept.
+        The result has the output since the last result, or with `whole` all that is kept. A text
+        and a key are `typed` on its terminal before, and its screen comes to rest, if not `until`.
         """
         args = {"process": process, "until": until, "whole": whole, "live": bool(on_output)}
-        return await self._look("wait", args, on_output, leave)
+        args |= {"text": typed[0], "key": typed[1]} if typed else {}
+        return await self._look("type" if typed else "wait", args, on_output, leave)
 
     async def stop(self, process: str, how: Stop = "TERM", *, grace_s: float = 5.0) -> ExecResult:
         """Send a signal to its process group; after `grace_s` seconds kill its process tree."""
         args = {"process": process, "signal": signal.Signals[f"SIG{how}"].value}
         return await self._look("stop", {**args, "grace_s": grace_s})
-
-    async def type(self, process: str, text: str, key: Key | None) -> ExecResult:
-        """Type on its terminal; return its state once its screen is still for a moment."""
-        return await self._look("type", {"process": process, "text": text, "key": key})
 
     async def dial(
         self,
@@ -135,6 +134,8 @@ def read_exec_result(reply: CallResult) -> ExecResult:
     out_total, err_total = (int(total) for total in result["totals"])
     out_total, err_total = out_total - out_from, err_total - err_from
     counts, changed, row = result.get("counts"), result["changed"], read_process_row(result)
+    names, new = tuple(str(name) for name in (changed or ())[:20]), result.get("created")
+    made = None if new is None else tuple(each for at, each in enumerate(names) if at in new)
     return ExecResult(
         stdout=_text(out_head, out_tail, out_total),
         stderr=_text(err_head, err_tail, err_total),
@@ -148,7 +149,8 @@ def read_exec_result(reply: CallResult) -> ExecResult:
         stdout_bytes=out_total,
         stderr_bytes=err_total,
         output_file=None if result["output_file"] is None else str(result["output_file"]),
-        changed_files=None if changed is None else tuple(str(name) for name in changed[:20]),
+        changed_files=None if changed is None else names,
+        created_files=made,
         file_counts=counts and dict(zip(_COUNTED, map(int, counts), strict=True)),
         made_room=read_background(result["made_room"]) if "made_room" in result else Background(),
         figures=tuple(

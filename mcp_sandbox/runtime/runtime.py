@@ -113,6 +113,7 @@ class Runtime:
         if language not in get_args(Language):
             raise InvalidArgument(f"language is one of {', '.join(get_args(Language))}")
         args: JsonObject = {"language": language, "notebook": notebook, "timeout_s": timeout_s}
+        args["is_script"] = language == "bash"
         return await self._run(args, code.encode(), env=env, on_output=on_output, leave=leave)
 
     async def exec(  # noqa: PLR0913 - what a command can be given

@@ -1,13 +1,15 @@
-"""Who is calling: a request -> the chat it belongs to -> that chat's session."""
+"""Who is calling: a request -> the chat it belongs to -> that chat's session; by what client."""
 
-from collections.abc import Awaitable, Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Generator, Mapping
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, cast
 
 from mcp.server import ServerRequestContext
 from mcp.server.mcpserver import Context
+from mcp.types import CallToolResult
+from pydantic_core import from_json
 
 from mcp_sandbox.errors import InvalidArgument
 from mcp_sandbox.models import ChatId, TokenGrant
@@ -26,6 +28,33 @@ _NO_CHAT = (
     '"headers": {"Mcp-Sandbox-Chat": "my-project"} beside the "Authorization" that is there. Any '
     "name will do; the same name finds the same files."
 )
+# What single clients do that others do not, by the names that they give, with the source.
+# Claude Code cuts off instructions after so many characters, as its requests to the model show.
+CUT_AFTER = {"claude-code": 4096}
+
+
+def suit_client(result: CallToolResult, name: str) -> CallToolResult:
+    """Return the result with its texts so that the client of this name shows them to its model."""
+    for each in () if result.structured_content else result.content:
+        if each.type == "text":
+            each.text = _SUITED.get(name, str)(each.text)
+    return result
+
+
+def _mark_json(text: str) -> str:
+    with suppress(ValueError):
+        from_json(text)
+        return f"[stdout]\n{text}"
+    return text
+
+
+_SUITED: Mapping[str, Callable[[str], str]] = {
+    # Gemini CLI takes a first text that is JSON for structured content, and then refuses all but
+    # objects: packages/core/src/tools/mcp-compliance-transport.ts, since 0.44.
+    "gemini-cli-mcp-client": _mark_json,
+    # Copilot joins texts with nothing between them, and writes JSON anew: seen in its requests.
+    "copilot-cli": lambda text: _mark_json(text).removesuffix("\n") + "\n",
+}
 
 
 @dataclass(frozen=True)

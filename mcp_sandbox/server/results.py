@@ -27,6 +27,7 @@ from mcp_sandbox.server.text import (
     clean_output,
     clip,
     count_bytes,
+    count_overwritten,
     shorten,
     show,
     show_name,
@@ -70,7 +71,7 @@ _FIGURES_SHOWN, _FIGURE_BYTES, _FIGURE_SIDE = 10, 1024 * 1024, 2_000
 _IN_META = (
     *("exit_code", "signal", "duration_ms", "timed_out", "out_of_memory", "killed_because"),
     *("limit", "stdout_bytes", "stderr_bytes", "output_file", "file_counts"),
-    *("process", "running"),
+    *("process", "running", "backend"),
 )
 _OF_FILE = ("kind", "mime", "size", "first_line", "lines", "total_lines", "more")
 
@@ -199,12 +200,11 @@ def format_exec(result: models.ExecResult, *, tail: int | None = None) -> CallTo
     pictures, remarks = _choose_pictures(result.figures)
     ending = "\n".join(f"[{line}]" for line in (*_ending(result, unseen), *remarks))
     blocks = [shown_out, f"[stderr]\n{shown_err}" if shown_err else "", ending]
-    names = result.changed_files
-    meta = {
-        **{name: getattr(result, name) for name in _IN_META},
-        "truncated": _GAP in shown_out + shown_err,
-        "changed_files": None if names is None else [show_name(name) for name in names],
-    }
+    meta = {name: getattr(result, name) for name in _IN_META}
+    meta["truncated"] = _GAP in shown_out + shown_err
+    for kind in ("changed_files", "created_files"):
+        names: tuple[str, ...] | None = getattr(result, kind)
+        meta[kind] = None if names is None else [show_name(name) for name in names]
     if result.figures:
         meta["figures"] = [show_name(each.path) for each in result.figures]
     silent = not (shown_out or shown_err) and (result.process or not ending)
@@ -269,6 +269,10 @@ def _ending(result: models.ExecResult, unseen: int) -> Iterable[str]:
     if unseen > 0:
         look = f"grep -naiE '{models.TROUBLE}' {result.output_file}"
         yield f"{_count(unseen, 'line')} left out with {models.TROUBLE}: exec {look}"
+    if over := sum(map(count_overwritten, (result.stdout, result.stderr))):
+        file = result.output_file
+        look = f"exec tr '\\r' '\\n' < {file}" if file else "add | tr '\\r' '\\n' to the command"
+        yield f"{_count(over, 'line')} left out, as the next began with a carriage return: {look}"
     if ended := _goes_on(result) if result.running else _how_it_ended(result):
         seconds = f"{result.process} has ended after {result.duration_ms / 1000:.0f} s: "
         yield seconds * bool(result.process and not result.running) + ended
@@ -295,10 +299,10 @@ def _goes_on(result: models.ExecResult) -> str:
     how = "what was waited for is there; it " if result.until_met else ""
     until = ""
     if result.left_s is not None:
-        ends = datetime.now().astimezone() + timedelta(seconds=result.left_s)
+        ends = datetime.now(UTC) + timedelta(seconds=result.left_s)
         # In a day it is as late as now.
         day = "%a " if result.left_s > 43_200 else ""
-        until = f", at most until {ends:{day}%H:%M}"
+        until = f", at most until {ends:{day}%H:%M} UTC"
     whole = f"; its whole output: read_file path={result.output_file}" if result.output_file else ""
     return (
         f"{how}goes on as {name} after {seconds}{until}; process action=wait id={name} waits for "
@@ -331,7 +335,7 @@ def _how_it_ended(result: models.ExecResult) -> str:
     elif result.stopped:
         ended = f"stopped after {seconds:g} s"
     elif result.out_of_memory:
-        ended = "killed: out of memory; see sandbox_info for the limit"
+        ended = "killed: out of memory"
     elif result.killed_because:
         ended = f"killed: {show_name(result.killed_because)}"
     elif result.signal:
@@ -421,10 +425,11 @@ def format_glob(result: models.GlobResult) -> CallToolResult:
     """Return one path a line, newest first."""
     lines = take_fitting(map(show_name, result.paths), _OUTPUT_BYTES)
     truncated = result.truncated or len(lines) < len(result.paths)
-    note = f"[{len(lines):,} of {result.total:,} or more shown: narrow the pattern or the path]"
-    notes = [note] if lines and truncated else [] if lines else ["[nothing matches]"]
+    note = f"{len(lines):,} of {result.total:,} or more shown: narrow the pattern or the path"
+    said = _say_nothing(result) if not lines else note if truncated else ""
+    notes = _end_note(said, result)
     meta = {"shown": len(lines), "total": result.total, "truncated": truncated}
-    return texts(["\n".join(lines), *notes], meta)
+    return texts(["\n".join(lines), notes and f"[{notes}]"], meta)
 
 
 def format_grep(result: models.GrepResult) -> CallToolResult:
@@ -433,9 +438,21 @@ def format_grep(result: models.GrepResult) -> CallToolResult:
     truncated = result.truncated or len(lines) < len(result.lines)
     matches, files = _count(result.matches, "match", "matches"), _count(result.files, "file")
     cut = "; shortened: narrow the pattern, path or glob" if truncated else ""
-    note = f"[{matches} in {files}{cut}]" if lines else "[nothing matches]"
+    said = f"{matches} in {files}{cut}" if lines else _say_nothing(result)
     meta = {"matches": result.matches, "files": result.files, "truncated": truncated}
-    return texts(["\n".join(lines), note], meta)
+    return texts(["\n".join(lines), f"[{_end_note(said, result)}]"], meta)
+
+
+def _end_note(said: str, result: models.GlobResult | models.GrepResult | models.Listing) -> str:
+    names = [clip(show_name(name), 100) for name in result.left_out]
+    more = (" and more" if names[5:] else "") + " left out" * bool(names)
+    return ", ".join([said] * bool(said) + names[:5]) + more
+
+
+def _say_nothing(result: models.GlobResult | models.GrepResult) -> str:
+    unsure = "not all was looked at, so narrow the path or the glob"
+    hint = unsure if result.truncated else clip(show_name(result.hint), 1_000)
+    return f"nothing matches{hint and ': '}{hint}"
 
 
 def delete_result(result: models.DeleteResult) -> CallToolResult:
@@ -521,7 +538,8 @@ def fit_files(listing: models.Listing) -> CallToolResult:
     """Return the entries that fit in one result, with a note on how to see the rest."""
     entries = take_fitting(map(_listed, listing.entries), _ENTRIES_BYTES, as_json)
     truncated = listing.truncated or len(entries) < len(listing.entries)
-    note = f"{len(entries)} shown: list a subdirectory, or use glob" if truncated else None
+    cut = f"{len(entries)} shown: list a subdirectory, or use glob" if truncated else ""
+    note = _end_note(cut, listing) or None
     path, total = show_name(listing.path), listing.total
     return structured(
         ListedFiles(path=path, entries=entries, total=total, truncated=truncated, note=note)

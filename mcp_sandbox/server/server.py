@@ -41,15 +41,17 @@ _WHAT = (
     "glob and grep work on its files; sandbox_info says what is installed and which limits hold. "
     "What takes long goes on while you do other things: process waits for it, and you are told."
 )
+_FOLDER = (
+    "It is not the user's machine: of the user's files it sees the project folder alone, at "
+    "/project, if the client named one, which sandbox_info says"
+)
 _PROJECT: Mapping[ProjectAccess, str] = {
     "none": "It is not the user's machine: it does not see the user's files, and nothing you do in "
     "it can harm them.",
-    "ro": "It is not the user's machine: of the user's files it sees the project folder alone, at "
-    "/project, read-only. Copy to /workspace what you want to change.",
-    "rw": "It is not the user's machine: of the user's files it sees the project folder alone, at "
-    "/project. What you change there is changed for the user.",
-    "copy": "It is not the user's machine: of the user's files it sees a copy of the project "
-    "folder, at /project. What you change there stays here.",
+    "ro": f"{_FOLDER}. It is read-only: copy to /workspace what you want to change.",
+    "rw": f"{_FOLDER}. What you change there is changed for the user.",
+    "copy": f"{_FOLDER}. It is a copy without .git: what you change there stays here, and "
+    "sandbox_info says how the user gets it.",
 }
 _UNSAFE = (
     "WARNING: isolation is switched off on this server. Code runs on the user's own machine, "

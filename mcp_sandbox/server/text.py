@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
+from mcp_sandbox.runner.calls.plain import STEERING
+
 T = TypeVar("T")
 
 MAX_TEXT_BYTES = 30_000
@@ -21,8 +23,14 @@ _SHOWN: dict[int, str] = {
     **{code: f"\\u{code:04x}" for code in range(0xD800, 0xE000)},
 }
 _SHOWN_ON_ONE_LINE = {**_SHOWN, ord("\n"): "␊", ord("\t"): "␉"}
-# Colours, movements and erasures, and a choice of characters.
-_TERMINAL = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]?|\(B)")
+# What Node.js says of our variables is not shown either.
+_TERMINAL = re.compile(
+    STEERING + r"|\(node:\d{1,7}\) \[UNDICI-EHPA\].*\n(?:\(Use `node --trace-warnings.*\n)?"
+)
+# Back to a line's begin, and with what it held erased: a cancel character stands for that.
+_RETURN = re.compile(r"\x1b\[1?G")
+_ERASED = re.compile(r"\r(?:\x1b\[[0-9;]*m)*\x1b\[0?[JK]|\x1b\[2[JK]")
+_NO_LETTERS = re.compile(r"[\W\d_]+")
 # Of an error as Node.js shows it: its own line that threw it, what led there, its version.
 _INTERNALS = re.compile(
     r"(?m)^node:\S+:\d+\n(?:.+\n){1,3}\n|^ +at\b.*(?:[ (]node:|/javascript\.cjs).*\n?"
@@ -37,8 +45,44 @@ def show(text: str) -> str:
 
 def clean_output(text: str) -> str:
     """Return what a program printed, without colours, and of an overwritten line the last state."""
-    lines = _TERMINAL.sub("", text).split("\n")
-    return show("\n".join(line.rstrip("\r").rpartition("\r")[2] for line in lines))
+    return show("\n".join("\n".join(_overwrite(line)) for line in _split_rows(text)))
+
+
+def count_overwritten(text: str) -> int:
+    """Return how many rows of what a program printed later ones have overwritten."""
+    lines = [rows for rows in _split_rows(text) if len(rows) > 1]
+    seen = sum(bool(row.strip("\x18 ")) for rows in lines for row in rows)
+    return seen - sum(bool(row.strip()) for rows in lines for row in _overwrite(rows))
+
+
+def _split_rows(text: str) -> Iterable[list[str]]:
+    text = _TERMINAL.sub("", _ERASED.sub("\r\x18", _RETURN.sub("\r", text)))
+    text = "\n".join(_go_back(line) if "\b" in line else line for line in text.split("\n"))
+    return (line.rstrip("\r").split("\r") for line in text.split("\n"))
+
+
+def _go_back(line: str) -> str:
+    kept = list[str]()
+    for char in line:
+        if char != "\b":
+            kept.append(char)
+        elif kept and kept[-1] != "\r":
+            kept.pop()
+    return "".join(kept)
+
+
+def _overwrite(rows: list[str]) -> list[str]:
+    """Drop the rows that a later one covers, or goes on from with the same words, as progress."""
+    kept, before = [""], ""
+    for row in rows:
+        words = _NO_LETTERS.sub("", row)
+        covers = row[-1:] == " " and len(row) >= len(kept[-1].rstrip())
+        alike = words == before or (words and before.startswith(words)) or not kept[-1].strip()
+        if alike or covers or row[:1] == "\x18" or (before and words.startswith(before)):
+            kept.pop()
+        kept.append(row.lstrip("\x18"))
+        before = words
+    return [row for row in kept if row.strip()] or kept[-1:]
 
 
 def without_internals(text: str) -> str:

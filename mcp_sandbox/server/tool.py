@@ -33,7 +33,7 @@ from mcp_sandbox.json_size import check_json_size
 from mcp_sandbox.models import Language
 from mcp_sandbox.server.consent import Consent
 from mcp_sandbox.server.errors import readable_errors, sole_error, text_for_model
-from mcp_sandbox.server.identity import Request
+from mcp_sandbox.server.identity import Request, suit_client
 from mcp_sandbox.server.results import RESULT_KEY, texts, with_notices
 from mcp_sandbox.server.text import clip, show_name
 from mcp_sandbox.sessions.approvals import asks
@@ -236,7 +236,8 @@ class SandboxTool(Tool, arbitrary_types_allowed=True):
             news.append(f"{self.name}, for which your client did not wait: {text[-_TOLD:]}")
             while news:
                 session.tell_news(news.pop(0))
-        return with_notices(_add_grade(result, record), news)
+        result = with_notices(_add_grade(result, record), news)
+        return suit_client(result, client.client_info.name) if client else result
 
 
 def _add_grade(result: CallToolResult, record: CallRecord) -> CallToolResult:
@@ -346,6 +347,11 @@ def _describe_problems(found: Sequence[ErrorDetails], properties: Schema) -> str
 
 def _sentence(error: ErrorDetails, properties: Schema, missing: Sequence[str]) -> str:
     name = str(error["loc"][0])
+    if len(error["loc"]) > 1:
+        key = clip(show_name(".".join(map(str, error["loc"][1:]))), 60)
+        wrong = {"missing": "is missing in", "model_type": "must be an object, not"}
+        must = wrong.get(error["type"], "must be text, not")
+        return f"{name}: the value of {key!r} {must} {_shown(error['input'])}."
     if error["type"] == "extra_forbidden":
         return _unknown(name, properties, missing)
     allowed = _allowed(properties[name])
@@ -353,9 +359,6 @@ def _sentence(error: ErrorDetails, properties: Schema, missing: Sequence[str]) -
         return f"{name} is missing: give {allowed}."
     if error["type"] == "value_error":
         return f"{name}: {error['ctx']['error']}."
-    if len(error["loc"]) > 1:
-        key = clip(show_name(str(error["loc"][1])), 60)
-        return f"{name}: the value of {key!r} must be text, not {_shown(error['input'])}."
     return f"{name} must be {allowed}, not {_shown(error['input'])}.{_hint(name, error['input'])}"
 
 
@@ -376,11 +379,13 @@ def _unknown(name: str, known: Schema, missing: Sequence[str]) -> str:
 
 def _allowed(schema: Schema) -> str:
     if "anyOf" in schema:
-        given = [branch for branch in schema["anyOf"] if branch["type"] != "null"]
+        given = [branch for branch in schema["anyOf"] if branch.get("type") != "null"]
         return " or ".join(map(_allowed, given))
     if "enum" in schema:
         return f"one of {', '.join(map(str, schema['enum']))}"
-    return f"{_KINDS[schema['type']]}{_bounds(schema)}"
+    if schema.get("items", {"type": "string"}).get("type") != "string":
+        return f"a list of objects{_bounds(schema)}"
+    return f"{_KINDS.get(schema.get('type', ''), 'an object')}{_bounds(schema)}"
 
 
 def _bounds(schema: Schema) -> str:
@@ -388,7 +393,7 @@ def _bounds(schema: Schema) -> str:
         low = "1 to" if schema.get("minLength") else "at most"
         return f" of {low} {schema['maxLength']:,} characters"
     if "maxItems" in schema:
-        return f" with {schema['minItems']:,} to {schema['maxItems']:,} of them"
+        return f" with {schema.get('minItems', 0):,} to {schema['maxItems']:,} of them"
     if "maximum" in schema:
         return f" from {schema['minimum']:,} to {schema['maximum']:,.15g}"
     return f" of at least {schema['minimum']:,}" if "minimum" in schema else ""

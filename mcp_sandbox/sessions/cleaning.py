@@ -23,7 +23,7 @@ from mcp_sandbox.config import SessionsConfig
 from mcp_sandbox.durable import read_note, set_aside, write_note
 from mcp_sandbox.errors import ChatElsewhere, SandboxError
 from mcp_sandbox.models import ChatId, SandboxId
-from mcp_sandbox.sessions.chat_records import BACKUP, CONTROL, ChatRecord, read_object
+from mcp_sandbox.sessions.chat_records import BACKUP, ChatRecord, read_object
 from mcp_sandbox.sessions.sandbox.chat_sandbox import ChatSandbox
 from mcp_sandbox.sessions.sandbox.context import ChatUse, SessionContext
 from mcp_sandbox.sessions.settings import SessionSettings, list_chat_sandboxes
@@ -171,9 +171,12 @@ class Cleaner:
                 await self._records.put(ChatRecord(chat, lived, now.wall_s, now.wall_s))
 
     def _is_awaited(self, record: ChatRecord, now: Moment) -> bool:
-        """Return whether a chat that has no files yet was prepared, and not long ago."""
-        limit_s = self._settings.workspace.retention or math.inf
-        return bool(read_object(record, CONTROL)) and now.wall_s - record.used_s < limit_s
+        """Return whether something that is kept of a chat without files is not over yet."""
+        usual_s = record.used_s + (self._settings.workspace.retention or math.inf)
+        kept = [value for name, value in record.further.items() if value and name != BACKUP]
+        # Questions, answers and grants are lists, each with its own end.
+        parts = [each for value in kept for each in (value if isinstance(value, list) else [{}])]
+        return any(each.get("until_s", usual_s) > now.wall_s for each in parts)
 
     async def _take(self, one: DueChat, seen: _Seen, dry_run: bool) -> list[GcItem]:
         """Move a chat's files to the trash, unless it was used since `seen`."""

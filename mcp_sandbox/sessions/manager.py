@@ -30,7 +30,7 @@ from mcp_sandbox.sessions.chat_records import (
     read_assistant_spec,
     read_object,
 )
-from mcp_sandbox.sessions.cleaning import Cleaner, GcReport, Reaper
+from mcp_sandbox.sessions.cleaning import Cleaner, Reaper
 from mcp_sandbox.sessions.gate import Action, Gate, PolicyCheck
 from mcp_sandbox.sessions.previews import Previews
 from mcp_sandbox.sessions.sandbox.chat_sandbox import ChatSandbox
@@ -40,6 +40,7 @@ from mcp_sandbox.sessions.session import Session
 from mcp_sandbox.sessions.settings import SPEC, list_chat_sandboxes
 from mcp_sandbox.sessions.skills import ChatSkills, Skills
 from mcp_sandbox.telemetry.calls import Count
+from mcp_sandbox.workspace.directory import TrashItem
 from mcp_sandbox.workspace.pool import PoolFolder
 from mcp_sandbox.workspace.projects import PROJECT
 
@@ -102,6 +103,7 @@ class SessionManager:
         self._cleaning = Cleaner(
             context, self._own_chats, lambda chat, found: self._hold(chat).adopt(found)
         )
+        self.collect, self.trashed = self._cleaning.collect, context.workspaces.trashed
         self._reaper = Reaper(self._open_holds, self._cleaning, context.settings)
         self._judge = judge
         self.approvals = judge.approvals
@@ -373,6 +375,14 @@ class SessionManager:
             await self.saving.remove(chat)
         await self._hold(chat).end("remove")
 
+    async def take_back(self, chat: ChatId, item: TrashItem) -> None:
+        """End the chat's sandbox, and exchange its files for those that lie in the trash."""
+        if self.leases:
+            await self.leases.hold(chat)
+        await self._hold(chat).end(item)
+        if self.saving:
+            self.saving.note_call(chat)
+
     @property
     def backups(self) -> "Saving":
         """Return what saves, lists and restores; raises Unsupported if there is no object store."""
@@ -381,13 +391,6 @@ class SessionManager:
                 "nothing saves the files of chats here: set storage.endpoint and its keys"
             )
         return self.saving
-
-    async def collect(self, *, dry_run: bool = False) -> GcReport:
-        """Remove what is due now: chats that were unused for long, and old trash.
-
-        Sandboxes of chats without files are ended. With `dry_run` only report what, and why.
-        """
-        return await self._cleaning.collect(dry_run=dry_run)
 
     def statistics(self) -> Statistics:
         taken = self._context.capacity.list_taken()

@@ -3,12 +3,14 @@
 Its processes outlive the call that started them.
 """
 
+import re
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
-from anyio import CancelScope
+from anyio import CancelScope, Lock, to_thread
 
 from mcp_sandbox.config.values import DAY_S
 from mcp_sandbox.egress.ways_out import Way
@@ -41,6 +43,7 @@ from mcp_sandbox.models import (
     WorkspaceUsage,
     WriteResult,
 )
+from mcp_sandbox.reading.shell import drop_returns
 from mcp_sandbox.runner.wire.protocol import VERSION
 from mcp_sandbox.runtime.doors import Handler
 from mcp_sandbox.runtime.processes import Key, Stop
@@ -54,6 +57,11 @@ from mcp_sandbox.sessions.skills import ChatSkills
 
 Run = Callable[..., Awaitable[ExecResult]]
 _FIGURES_READ = 10
+# In which Python names the encoding of a file; code comes as text, and is a file of UTF-8.
+_ENCODING = re.compile(r"\A((?:[ \t\f]*(?:#.*)?\n)??[ \t\f]*#.*?coding[:=][ \t]*)[-\w.]+", re.A)
+_RETURNS = (
+    "carriage returns at ends of lines were left out: bash would take them for parts of words"
+)
 # One line "name version" for each program found; all are asked at once, with a time limit each.
 _ASK = r"""
 ask() {
@@ -106,28 +114,35 @@ class Processes:
         async with self._enter("list") as entered:
             return await entered.runtime.processes.list()
 
-    async def wait(
+    async def wait(  # noqa: PLR0913 - what can be waited for
         self,
         process: str,
         *,
         wait_s: float | None = None,
         until: str | None = None,
         whole: bool = False,
+        typed: tuple[str, Key | None] | None = None,
         on_output: OnOutput | None = None,
         leave: CancelScope | None = None,
     ) -> ExecResult:
-        """Wait for its end, for `wait_s`, or until it prints `until`; return its state then.
+        """Wait for its end, for `wait_s`, or until it prints `until` anew; return its state then.
 
         With its output since the last answer about it, or the `whole` output as far as it is
-        stored. A cancellation ends the wait only.
+        stored. With a text and a key to be `typed` before, wait for what comes behind their echo,
+        without `until` for a screen that rests. A cancellation ends the wait only.
 
         Raises:
             NotFound: there is no such process; the message names those there are.
         """
-        async with self._enter("wait", process, leave) as entered:
-            leave = entered.leaving(wait_s)
+        action = {"action": "input", "text": typed[0]} if typed else {"action": "wait"}
+        async with self._enter(name=process, leave=leave, **action) as entered:
             result = await entered.runtime.processes.wait(
-                process, until=until, whole=whole, on_output=on_output, leave=leave
+                process,
+                until=until,
+                whole=whole,
+                typed=typed,
+                on_output=on_output,
+                leave=entered.leaving(wait_s),
             )
             return await with_figures(entered.runtime, result)
 
@@ -138,8 +153,7 @@ class Processes:
 
     async def type(self, process: str, text: str = "", key: Key | None = None) -> ExecResult:
         """Type a text, then a key, on its terminal; return its state and output after that."""
-        async with self._enter("input", process, text=text) as entered:
-            return await entered.runtime.processes.type(process, text, key)
+        return await self.wait(process, typed=(text, key))
 
     def _enter(
         self, action: str, name: str | None = None, leave: CancelScope | None = None, **typed: str
@@ -162,8 +176,10 @@ class Process:
     async def wait(self, *, wait_s: float | None = None, until: str | None = None) -> ExecResult:
         return self._ended or await self._processes.wait(self.id, wait_s=wait_s, until=until)
 
-    async def type(self, text: str = "", key: Key | None = None) -> ExecResult:
-        return self._ended or await self._processes.type(self.id, text, key)
+    async def type(
+        self, text: str = "", key: Key | None = None, *, until: str | None = None
+    ) -> ExecResult:
+        return self._ended or await self._processes.wait(self.id, typed=(text, key), until=until)
 
     async def stop(self, how: Stop = "TERM", *, grace_s: float = 5.0) -> ExecResult:
         return self._ended or await self._processes.stop(self.id, how, grace_s=grace_s)
@@ -260,8 +276,10 @@ class Session:
         """
         if notebook is not None:
             _check_notebook(notebook, language)
+        code, remarks = await _plain(code, language)
         given = {"code": code, "language": language, "notebook": notebook}
-        async with self._enter("run_code", 0, leave, **given) as entered:
+        turn = self._hold.notebook_turns.setdefault(notebook, Lock()) if notebook else Lock()
+        async with turn, self._enter("run_code", 0, leave, **given) as entered:
             result = await entered.runtime.run_code(
                 code,
                 language,
@@ -271,7 +289,7 @@ class Session:
                 on_output=on_output,
                 leave=entered.leaving(wait_s),
             )
-            return await _ended(entered, result)
+            return await _ended(entered, result, remarks)
 
     async def exec(  # noqa: PLR0913 - what a command can be given
         self,
@@ -301,6 +319,7 @@ class Session:
         Raises:
             CommandFailed: with `check`, it did not succeed.
         """
+        command, said = await _plain(command, "bash") if isinstance(command, str) else (command, ())
         given = stdin.encode() if isinstance(stdin, str) else stdin or b""
         told = {"command": command, "cwd": cwd, "env": env, "stdin": stdin, "shell": shell}
         # A command whose stdout is taken is waited for until it ends.
@@ -319,12 +338,12 @@ class Session:
                 take=take,
                 leave=None if stays else entered.leaving(wait_s),
             )
-            result = await _ended(entered, result)
+            result = await _ended(entered, result, said)
         if check and not (result.success or result.running):
             ended = f"signal {result.signal}" if result.signal else f"exit code {result.exit_code}"
             why = "its time limit" if result.timed_out else ended
-            said = (result.stderr or result.stdout).strip()[-_SHOWN_CHARS:]
-            raise CommandFailed(f"{str(command)[:200]!r} ended with {why}: {said}", result)
+            printed = (result.stderr or result.stdout).strip()[-_SHOWN_CHARS:]
+            raise CommandFailed(f"{str(command)[:200]!r} ended with {why}: {printed}", result)
         return result
 
     @staticmethod
@@ -415,12 +434,23 @@ class Session:
             return await entered.runtime.files.edit(path, old, new, **how)
 
     async def list_files(
-        self, path: str = ".", *, depth: int = 1, limit: int = 500, hidden: bool = True
+        self,
+        path: str = ".",
+        *,
+        depth: int = 1,
+        limit: int = 500,
+        hidden: bool = True,
+        missing_ok: bool = False,
     ) -> Listing:
-        """Return the entries of a directory, `depth` levels deep."""
+        """Return the entries of a directory, `depth` levels deep; `missing_ok`: it may be none."""
         async with self._enter("list_files", path=path) as entered:
             files = entered.runtime.files
-            return await files.list(path, depth=depth, limit=limit, hidden=hidden)
+            try:
+                return await files.list(path, depth=depth, limit=limit, hidden=hidden)
+            except NotFound:
+                if not missing_ok:
+                    raise
+                return Listing(path, (), 0, truncated=False)
 
     async def glob(self, pattern: str, path: str = ".", *, limit: int = 500) -> GlobResult:
         """Return the paths that match, newest first."""
@@ -499,9 +529,9 @@ class Session:
             return "The sandbox was replaced; files in /workspace and the home are kept."
         self.skills.forget()
         return (
-            "The sandbox was replaced and /workspace is empty; no skill is active. The operator "
-            "can restore the old files for 24 hours, or until the next such reset. The home "
-            "directory is kept."
+            "The sandbox was replaced and /workspace is empty; no skill is active. For 24 hours, "
+            "or until the next such reset, the user can bring the old files back by `mcp-sandbox "
+            f"trash restore {self.chat}`. The home directory is kept."
         )
 
     async def network_access(
@@ -527,14 +557,32 @@ class Session:
         how = "to read and write" if write else "to read"
         return f"the user allows {', '.join(missing)} {how}: connect again"
 
-    def _enter(
+    @asynccontextmanager
+    async def _enter(
         self, what: str, size: int = 0, leave: CancelScope | None = None, /, **arguments: object
-    ) -> AbstractAsyncContextManager[AdmittedCall]:
-        leave = leave or CancelScope()
-        return self._gate.enter(Action(self.chat, what, arguments, size, leave, self._judged))
+    ) -> AsyncGenerator[AdmittedCall]:
+        action = Action(self.chat, what, arguments, size, leave or CancelScope(), self._judged)
+        async with self._gate.enter(action) as entered:
+            explain = partial(entered.held.project.explain, arguments.values())
+            try:
+                yield entered
+            except CallerError as exc:
+                exc.args = (f"{exc}; {explain()}".removesuffix("; "), *exc.args[1:])
+                raise
+            if entered.record.exit_code and (where := explain()):
+                self.tell_news(where)
 
 
-async def _ended(entered: AdmittedCall, result: ExecResult) -> ExecResult:
+async def _plain(code: str, language: Language) -> tuple[str, tuple[str, ...]]:
+    """Return code as its interpreter should get it, and what is to be said of that."""
+    code = code.removeprefix("\ufeff")
+    if language != "bash" or "\r" not in code:
+        return _ENCODING.sub(r"\1utf-8", code) if language == "python" else code, ()
+    plain = await to_thread.run_sync(drop_returns, code)
+    return plain, (_RETURNS,) * (plain != code)
+
+
+async def _ended(entered: AdmittedCall, result: ExecResult, remarks: tuple[str, ...]) -> ExecResult:
     """Return the result of a command with its figures, limits met and lines of trouble."""
     held, full = entered.held, entered.full
     entered.grew = result.changed_files != ()
@@ -546,14 +594,16 @@ async def _ended(entered: AdmittedCall, result: ExecResult) -> ExecResult:
         result = replace(result, trouble_lines=await _troubles(look, kept))
     result = await with_figures(entered.runtime, result)
     offline = held.doors is None and held.sandbox.facts.network.startswith("none")
-    result = replace(result, offline=offline)
+    backend, shell = entered.record.backend or "", (*remarks, *result.shell)
+    result = replace(result, offline=offline, backend=backend, shell=shell)
     if result.running:
         return result
     if entered.stop.cancelled_caught:
         return replace(result, killed_because=str(held.guard.problem))
     if result.success:
         return result
-    return replace(result, limit=str(full or explain_limit(result, held.sandbox.facts.limits)))
+    met = explain_limit(result, held.sandbox.facts.limits, proxied=held.doors is not None)
+    return replace(result, limit=str(full or met))
 
 
 def _check_notebook(name: str, language: Language) -> None:

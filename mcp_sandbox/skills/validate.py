@@ -8,6 +8,7 @@ import difflib
 import importlib
 import posixpath
 import re
+import stat
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -90,6 +91,9 @@ def examine(folder: Path, *, strictly: bool = False) -> ExaminedSkill:
     folder = folder.absolute()
     try:
         document = document_among(place.name for place in folder.iterdir())
+        if not stat.S_ISREG(mode := (folder / document).lstat().st_mode):
+            flaw = make_diagnostic("link" if stat.S_ISLNK(mode) else "not-a-file", document)
+            return ExaminedSkill(folder, None, (flaw,))
         contents = gather(folder, document).contents
         with open_folder(folder, None) as directory:
             spelled = {DOCUMENT: document}

@@ -1,8 +1,7 @@
 """The layout of the data root, the life of a chat's trees in it, and the trash.
 
 An item of the trash is a directory `{UTC time}-{random}` with trees of a chat, named after their
-kinds (`workspace`, `home` …), and a file `chat` that says whose they were. A person gets something
-back by moving it out.
+kinds (`workspace`, `home` …), and a file `chat` that says whose they were.
 
 Deleting may stop at any point; the item keeps its name and the next time goes on.
 
@@ -68,8 +67,9 @@ _ATTEMPTS = 20
 
 
 def item_name(now: float) -> str:
-    """Return a new item name that contains the time (seconds since the epoch)."""
-    return f"{datetime.fromtimestamp(now, UTC).strftime(_STAMP)}-{secrets.token_hex(8)}"
+    """Return a new item name that contains the time (seconds since the epoch), and sorts by it."""
+    parts = f"{int(now % 1 * (1 << 20)):05x}{secrets.token_hex(8)[5:]}"
+    return f"{datetime.fromtimestamp(now, UTC).strftime(_STAMP)}-{parts}"
 
 
 def discarded_at(name: str) -> float | None:
@@ -290,7 +290,8 @@ def name_server(data_root: Path) -> str:
 class Workspaces:
     """The trees of all chats of one data root. Several processes may use it at once.
 
-    Any call raises StorageUnavailable when the data root cannot be used.
+    No sandbox of a chat may be running while its trees are moved, or given to another user: it
+    would go on in the old ones. Any call raises StorageUnavailable when the root cannot be used.
     """
 
     def __init__(
@@ -320,38 +321,33 @@ class Workspaces:
         return await to_thread.run_sync(self._open, chat, limiter=self._layout_limiter)
 
     async def unite(self, chat: ChatId) -> int:
-        """Give the trees of an open chat to one user of its own; return how many files moved.
-
-        No sandbox of the chat may be running.
-        """
+        """Give the trees of an open chat to one user of its own; return how many files moved."""
         paths = [f"{kind}/{chat.user}/chat-{chat.chat}".encode() for kind in _FILLED]
         limiter = self._walk_limiter
         return await to_thread.run_sync(unite, self.data_root, paths, self.users, limiter=limiter)
 
     async def discard(self, chat: ChatId) -> str:
-        """Begin an empty workspace; the old one goes to the trash, as an item of this name.
-
-        No sandbox of the chat may be running: it would go on in the discarded tree.
-        """
-        return await to_thread.run_sync(self._discard, chat, limiter=self._layout_limiter)
+        """Begin an empty workspace; the old one goes to the trash, as an item of this name."""
+        limiter = self._layout_limiter
+        thrown = await to_thread.run_sync(self._throw, chat, _DISCARDED, limiter=limiter)
+        await self.open(chat)
+        return thrown
 
     async def remove(self, chat: ChatId) -> None:
-        """Throw all files of the chat into the trash; a chat without files is fine.
-
-        No sandbox of the chat may be running: it would go on in the discarded trees.
-        """
-        await to_thread.run_sync(self._remove, chat, limiter=self._layout_limiter)
+        """Throw all files of the chat into the trash; a chat without files is fine."""
+        await to_thread.run_sync(self._throw, chat, _KINDS, limiter=self._layout_limiter)
 
     async def stage(self, chat: ChatId) -> ChatDirectories:
         """Return empty trees that are not the chat's yet; earlier ones are deleted."""
         return await to_thread.run_sync(self._stage, chat, limiter=self._layout_limiter)
 
     async def replace(self, chat: ChatId) -> None:
-        """Make the staged trees the chat's; those that it has go to the trash.
-
-        No sandbox of the chat may be running: it would go on in the discarded trees.
-        """
+        """Make the staged trees the chat's; those that it has go to the trash."""
         await to_thread.run_sync(self._replace, chat, limiter=self._layout_limiter)
+
+    async def take_back(self, item: TrashItem, chat: ChatId) -> None:
+        """Make an item of the trash the chat's files, as `replace` does with staged trees."""
+        await to_thread.run_sync(self._take_back, item, chat, limiter=self._layout_limiter)
 
     async def chats(self) -> Sequence[ChatId]:
         return await to_thread.run_sync(_chats, self.data_root, limiter=self._layout_limiter)
@@ -366,10 +362,7 @@ class Workspaces:
     async def empty_trash(
         self, *, is_due: Callable[[str], bool]
     ) -> tuple[Sequence[str], Sequence[str]]:
-        """Delete the items that are due by name; return the deleted names and the failed ones.
-
-        Cancelling stops it midway.
-        """
+        """Delete items that are due by name, until cancelled; return the deleted and the failed."""
         return await to_thread.run_sync(self._empty_trash, is_due, limiter=self._trash_limiter)
 
     def skills_of(self, chat: ChatId) -> Path | None:
@@ -400,19 +393,6 @@ class Workspaces:
             is_own = self.users.find(user[0]) and len(_owners(sandbox, chat)) < 2
             return replace(found, user=user, astray=not is_own)
 
-    def _discard(self, chat: ChatId) -> str:
-        with layout.sandbox_directory(self.data_root) as sandbox, ExitStack() as stack:
-            trees = self._present(stack, sandbox, chat, _DISCARDED)
-            bin_ = layout.enter(stack, sandbox, "trash")
-            thrown = throw_away(bin_, trees, chat, self._now())
-        self._open(chat)
-        return thrown
-
-    def _remove(self, chat: ChatId) -> None:
-        with layout.sandbox_directory(self.data_root) as sandbox, ExitStack() as stack:
-            if trees := self._present(stack, sandbox, chat, _KINDS):
-                throw_away(layout.enter(stack, sandbox, "trash"), trees, chat, self._now())
-
     def _stage(self, chat: ChatId) -> ChatDirectories:
         with layout.sandbox_directory(self.data_root) as sandbox, ExitStack() as stack:
             user = layout.enter(stack, sandbox, _STAGED, chat.user)
@@ -425,9 +405,8 @@ class Workspaces:
             return ChatDirectories(path / "workspace", path / "home", inode, user=owner)
 
     def _replace(self, chat: ChatId) -> None:
+        self._throw(chat, _FILLED)
         with layout.sandbox_directory(self.data_root) as sandbox, ExitStack() as stack:
-            if trees := self._present(stack, sandbox, chat, _FILLED):
-                throw_away(layout.enter(stack, sandbox, "trash"), trees, chat, self._now())
             place = layout.enter(stack, sandbox, _STAGED, chat.user, os.fsdecode(tree_name(chat)))
             with suppress(OSError):
                 os.rmdir("project", dir_fd=place)
@@ -440,18 +419,36 @@ class Workspaces:
                 rename_new(place, kind.encode(), user, tree_name(chat))
             self._path(_STAGED, chat).rmdir()
 
-    def _present(
-        self, stack: ExitStack, sandbox: int, chat: ChatId, kinds: Sequence[str]
-    ) -> dict[str, tuple[int, bytes]]:
-        """Return parent and name of each existing tree of the chat, ready to be moved."""
+    def _take_back(self, item: TrashItem, chat: ChatId) -> None:
+        with layout.sandbox_directory(self.data_root) as sandbox, ExitStack() as stack:
+            bin_ = layout.enter(stack, sandbox, "trash")
+            place = layout.enter(stack, bin_, item.name)
+            if item.chat != chat:
+                # The chat that they were of may have others: no two chats have one user.
+                with self.users.new(sandbox) as own:
+                    os.chown("workspace", *own, dir_fd=place, follow_symlinks=False)
+                paths = [f"trash/{item.name}/{kind}".encode() for kind in _FILLED]
+                unite(self.data_root, paths, self.users)
+            # The workspace goes last: without it the chat's files are not here.
+            kinds = [kind for kind in reversed(_KINDS) if layout.exists(place, kind.encode())]
+            self._throw(chat, kinds)
+            for kind in kinds:
+                user = layout.enter(stack, sandbox, kind, chat.user)
+                rename_new(place, kind.encode(), user, tree_name(chat))
+            _delete_item(bin_, item.name.encode(), lambda: None)
+
+    def _throw(self, chat: ChatId, kinds: Sequence[str]) -> str:
+        """Move those of the chat's trees that exist to the trash, as an item of this name."""
         trees: dict[str, tuple[int, bytes]] = {}
-        for kind in kinds:
-            user = layout.enter(stack, sandbox, kind, chat.user)
-            if layout.exists(user, tree_name(chat)):
-                # Opening restores the rights that moving the tree needs.
-                self._tree(stack, sandbox, kind, chat)
-                trees[kind] = (user, tree_name(chat))
-        return trees
+        with layout.sandbox_directory(self.data_root) as sandbox, ExitStack() as stack:
+            for kind in kinds:
+                user = layout.enter(stack, sandbox, kind, chat.user)
+                if layout.exists(user, tree_name(chat)):
+                    # Opening restores the rights that moving the tree needs.
+                    self._tree(stack, sandbox, kind, chat)
+                    trees[kind] = (user, tree_name(chat))
+            bin_ = layout.enter(stack, sandbox, "trash")
+            return throw_away(bin_, trees, chat, self._now()) if trees else ""
 
     def _trashed(self, measured: bool) -> Sequence[TrashItem]:
         with layout.sandbox_directory(self.data_root) as sandbox, ExitStack() as stack:
@@ -518,7 +515,7 @@ async def drop_earlier(workspaces: Workspaces, chat: ChatId, keep: str) -> None:
     """Delete what else the chat has in the trash; it takes long, and if it fails, goes in a day."""
     with suppress(StorageUnavailable):
         items = await workspaces.trashed(measured=False)
-        earlier = {each.name for each in items if each.chat == chat} - {keep}
+        earlier = {each.name for each in items if each.chat == chat and each.name < keep}
         await workspaces.empty_trash(is_due=earlier.__contains__)
 
 

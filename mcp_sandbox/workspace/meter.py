@@ -349,17 +349,14 @@ class DiskUsage:
 
     async def find_problem(self) -> SandboxError | None:
         """Return why nothing more may be written now; None if it may."""
-        await self._catch_up()
-        return await self._refusal(0)
+        return await self._find_refusal()
 
     async def check_room(self, adding: int = 0, *, unseen: int = 0) -> None:
         """Raise WorkspaceFull or StorageUnavailable unless `adding` more bytes may be written.
 
         `unseen` bytes were let in before, and are in a file that has no name yet.
         """
-        await self._catch_up()
-        # What was let in since the last reading may not be on the disk yet.
-        if (problem := await self._refusal(max(self._admitted, unseen) + adding)) is not None:
+        if (problem := await self._find_refusal(adding, unseen)) is not None:
             raise problem
         self._admitted += adding
 
@@ -380,7 +377,7 @@ class DiskUsage:
                 return problem
 
     def note_change(self, *, grew: bool = True) -> None:
-        """Say that files may have gone: the next refusal is checked against a new measurement.
+        """Say that files may have gone: the next answer about usage is measured anew.
 
         If files may also have grown, and measuring is cheap, so is the next permission.
         """
@@ -402,17 +399,19 @@ class DiskUsage:
                     return last
             return await self._take()
 
-    async def _catch_up(self) -> None:
+    async def _find_refusal(self, adding: int = 0, unseen: int = 0) -> SandboxError | None:
+        """Return why no more may be written, by a measurement that is not older than this call."""
+        began = self._clock()
         if self._grew and self._reading and self._reading.duration_s < _CHEAP_S:
             await self.read(anew=True)
-
-    async def _refusal(self, adding: int) -> SandboxError | None:
-        reading = await self.read()
-        problem = refusal(reading.usage, reading.free, self._config, adding)
-        if problem is None or not self._changed:
-            return problem
-        reading = await self.read(anew=True)
-        return refusal(reading.usage, reading.free, self._config, adding)
+        # What was let in since the last reading may not be on the disk yet.
+        further = max(self._admitted, unseen) + adding
+        while True:
+            reading = await self.read()
+            problem = refusal(reading.usage, reading.free, self._config, further)
+            if problem is None or reading.taken_at >= began:
+                return problem
+            await self.read(anew=True)
 
     async def _look(self, checkpoint: Checkpoint) -> tuple[TreeUsage, FreeSpace]:
         return await to_thread.run_sync(self._measure, checkpoint, limiter=self._limiter)

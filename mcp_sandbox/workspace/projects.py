@@ -11,9 +11,10 @@ import hashlib
 import json
 import logging
 import os
+import re
 import stat
 import sys
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,11 +38,12 @@ logger = logging.getLogger(__name__)
 Noted = Mapping[str, Mapping[str, Any]]
 Steps = Sequence[tuple[Path, os.stat_result]]
 TARGET, PROJECT = "/project", "project"
-_COPY_S = 120.0
+_COPY_S, _LOOKED_AT, _IN_PATH = 120.0, 65_536, r"""[^\s'"`;|&<>()]*"""
 _SAID: Mapping[ProjectAccess, str] = {
     "ro": "the user's folder, read-only",
     "rw": "the user's folder; changes are the user's own",
-    "copy": "a copy of the user's folder",
+    "copy": "a copy of the user's folder, without .git and what .gitignore names; what is changed "
+    "stays here, and the user gets it by `mcp-sandbox cp {}:/project FOLDER`",
 }
 _SYSTEM = ("/boot", "/dev", "/etc", "/proc", "/run", "/sys", "/usr", "/var/run", "/var/lib")
 
@@ -60,6 +62,15 @@ class ProjectView:
     identity: FolderIdentity | None = None
     noted: Noted = field(default_factory=dict[str, Any])
     question: str = ""
+
+    def explain(self, given: Iterable[object]) -> str:
+        """Return where the folder is, if texts name it as on the host, or though it is not here."""
+        text = "\n".join(each[:_LOOKED_AT] for each in given if isinstance(each, str))
+        folder = re.escape(str(self.folder or TARGET)) + ("" if self.mounts else f"|{TARGET}")
+        found = re.search(rf"(?<![\w./-])(?:{folder})(?![\w.-])((?:/{_IN_PATH})?)", text)
+        if found and self.mounts:
+            return f"{found[0]} of the user's machine is {TARGET}{found[1]} here"
+        return f"there is no {TARGET} here: {self.notice.removeprefix('none: ')}" if found else ""
 
 
 class ClientFolders:
@@ -137,7 +148,9 @@ class Projects:
         source, found = steps[-1]
         identity = FolderIdentity(found.st_dev, found.st_ino, found.st_ctime_ns)
         mount = Mount(source, TARGET, read_only=access == "ro")
-        return ProjectView(named, (mount,), f"{TARGET}: {_SAID[access]}", identity, noted)
+        return ProjectView(
+            named, (mount,), f"{TARGET}: {_SAID[access].format(chat)}", identity, noted
+        )
 
     async def _copy(self, chat: ChatId, folder: Path) -> Path:
         """Make the chat's copy at its first call; later ones find it as the chat left it."""

@@ -1,4 +1,4 @@
-"""What the lines of the Claude command line mean, as version 2.1.328 prints them."""
+"""What the lines of the Claude command line mean, as version 2.1.332 prints them."""
 
 import json
 from collections.abc import Iterator
@@ -19,8 +19,11 @@ from mcp_sandbox.agents.events import (
     Unknown,
 )
 from mcp_sandbox.agents.executors import find_executor
+from mcp_sandbox.agents.executors.base import ModelAccess, Run
 from mcp_sandbox.agents.executors.claude import Claude
+from mcp_sandbox.agents.messages import read_conversation
 from mcp_sandbox.errors import InvalidArgument
+from tests.agents.test_messages import said
 
 RESULT = {
     "duration_ms": 909,
@@ -223,6 +226,16 @@ def test_whatever_is_odd_in_a_line_raises_nothing(line: dict[str, Any]) -> None:
 def test_arguments_that_it_does_not_have_are_named(arguments: dict[str, Any], why: str) -> None:
     with pytest.raises(InvalidArgument, match=why):
         Claude.read(arguments, "these")
+
+
+@pytest.mark.parametrize("mode", ["acceptEdits", "dontAsk", "plan", "bypassPermissions"])
+def test_the_tools_of_the_host_are_allowed_in_each_mode(mode: str) -> None:
+    claude = Claude.read({"permission_mode": mode, "allowed_tools": ["Read"]}, "these")
+    way = ModelAccess("", "key", tools={"command": "relay"}, tool_names=["sums__add", "shout"])
+    argv = claude.command(Run("/tmp/run", read_conversation([said("user", "Add.")]), way)).argv
+    first = argv.index("--allowed-tools")
+    allowed = ["Read", "mcp__host__sums__add", "mcp__host__shout", "--disallowed-tools"]
+    assert argv[first + 1 : first + 5] == allowed
 
 
 def test_commands_are_found_by_name_alone() -> None:

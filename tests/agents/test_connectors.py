@@ -124,8 +124,10 @@ async def test_a_file_of_another_user_is_refused_with_the_remedy(tmp_path: Path)
     ("key", "words"),
     [
         ("", r"connector one has no key: add `key: file:PATH`"),
-        ("file:/nowhere/key", r"cannot be read: its file cannot be used: No such file"),
-        ("command: false", "cannot be read: its command cannot be used"),
+        ("file:/nowhere/key", r"one in /nowhere/key cannot be read: its file .*: No such file"),
+        ("file:/etc", r"one in /etc cannot be read: "),
+        ("file:/dev/null", r"one in /dev/null cannot be read: "),
+        ("command: false", "of connectors.one cannot be read: its command cannot be used"),
         ("command: echo short", "cannot be read: its value has 5 bytes"),
     ],
 )

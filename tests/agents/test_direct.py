@@ -1,7 +1,9 @@
 """An assistant without a sandbox talks to its model through the same hooks, and nothing is made."""
 
 import json
+import os
 import re
+import time
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
@@ -9,12 +11,15 @@ from typing import Any
 import anyio
 import pytest
 import yaml
+from anyio import to_thread
 from anyio.abc import SocketStream
 
 from mcp_sandbox import open_agent
 from mcp_sandbox.agents.events import Completion, Notice, Text, Usage
+from mcp_sandbox.audit.log import events
 from mcp_sandbox.config import AgentsConfig, Config, ConnectorConfig
 from mcp_sandbox.errors import InvalidArgument, NotPermitted, OperatorError, Unsupported
+from mcp_sandbox.sessions.chat_records import ChatRecords
 from tests.agents.service import KEY, STREAM_HEAD, Answer, Service, a_service, chunk, saying
 from tests.agents.test_messages import PICTURE, said, text
 
@@ -122,7 +127,7 @@ async def test_one_call_of_the_model_is_told_as_it_comes_and_starts_nothing(
         said("user", [text("This."), PICTURE]),
     ]
     assert json.loads((tmp_path / "usage.jsonl").read_text())["usage"]["output"] == 3
-    assert not config.data_dir.exists()
+    assert [*(config.data_dir / "sandbox").iterdir()] == [config.data_dir / "sandbox" / "audit"]
 
 
 async def test_a_service_of_the_other_protocol_is_asked_in_its_own_words(
@@ -150,6 +155,39 @@ async def test_hooks_have_no_sandbox_and_what_they_keep_is_kept(config: Config) 
         assert notice == Notice(f"the hook next failed: run {number}")
         assert isinstance(last, Completion)
         assert last.content == "Good day."
+
+
+@pytest.mark.parametrize(
+    ("assistant", "answer", "outcome"),
+    [
+        ("talker", telling(ANTHROPIC), "ok"),
+        ("keeper", saying(b"", "529 Overloaded"), "ok"),
+        ("talker", silence, "cancelled"),
+    ],
+)
+async def test_a_run_without_a_sandbox_is_in_the_audit(
+    config: Config, service: Service, assistant: str, answer: Answer, outcome: str
+) -> None:
+    service.answer = answer
+    async with open_agent(assistant, "work", timeout_s=3, config=config) as agent:
+        await agent.execute(TALK)
+    begun, ended = await to_thread.run_sync(_recorded, config)
+    assert (begun["kind"], begun["user"], begun["tool"]) == ("begun", "local", "direct")
+    assert "POST /v1/messages" in begun["arguments"]
+    assert (ended["kind"], ended["of"], ended["outcome"]) == ("ended", begun["n"], outcome)
+
+
+def _recorded(config: Config) -> list[dict[str, Any]]:
+    return [told for _, told in events(config.data_dir / "sandbox" / "audit", "work")]
+
+
+async def test_a_run_without_a_sandbox_is_a_use_of_what_its_hooks_keep(config: Config) -> None:
+    async with open_agent("keeper", "work", config=config) as agent:
+        await agent.execute(TALK)
+        os.utime(config.data_dir / "sandbox/records/local/chat-work.json", (0, 0))
+        await agent.execute(TALK)
+    (found,) = await ChatRecords(config.data_dir).list()
+    assert time.time() - found.used_s < 60
 
 
 async def test_what_a_hook_refuses_is_not_asked(config: Config, service: Service) -> None:

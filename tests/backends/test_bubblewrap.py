@@ -86,6 +86,23 @@ async def test_nothing_of_the_host_but_usr_and_a_small_etc_is_inside(
     assert "sandbox:x:" in said
 
 
+async def test_programs_of_the_host_find_their_settings(
+    backend: BubblewrapBackend, tmp_path: Path
+) -> None:
+    bundles = ("/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt")
+    here = [path for path in ("/etc/os-release", "/etc/shells", *bundles) if os.path.exists(path)]
+    said = await say(
+        backend,
+        spec_for(tmp_path),
+        f"cat {' '.join(here)} >/dev/null; "
+        "find /usr -maxdepth 5 -path /usr/share/doc -prune -o -xtype l -print",
+    )
+    assert "No such file" not in said
+    lost = {os.path.realpath(link) for link in said.split() if os.path.exists(link)}
+    public = {path for path in lost if path.startswith("/etc/") and os.stat(path).st_mode & 0o4}
+    assert public <= {"/etc/environment", "/etc/resolv.conf"}
+
+
 async def test_system_is_read_only_and_own_places_are_not(
     backend: BubblewrapBackend, tmp_path: Path
 ) -> None:

@@ -152,6 +152,34 @@ def test_private_files_of_etc_are_not_copied(tmp_path: Path) -> None:
     assert b"sandbox:x:7:8:" in closed.files["/etc/passwd"]
 
 
+def test_settings_that_usr_leads_to_are_shown_but_not_what_is_private(tmp_path: Path) -> None:
+    etc = tmp_path / "etc"
+    for name, mode in (
+        *(("R/Renviron", 0o644), ("jdk/conf/net.properties", 0o644), ("aliases", 0o644)),
+        *(("php/cli/php.ini", 0o644), ("php/password", 0o640), ("private/key", 0o644)),
+        *(("environment", 0o644), ("passwd", 0o644), ("unused/file", 0o644), ("empty", 0o600)),
+    ):
+        (etc / name).parent.mkdir(parents=True, exist_ok=True)
+        (etc / name).write_text("host")
+        (etc / name).chmod(mode)
+    (etc / "private").chmod(0o710)
+    (etc / "php/link").symlink_to("password")
+    (etc / "jdk/gone").symlink_to("nowhere")
+    for link, target in (
+        *(("lib/R/etc/Renviron", etc / "R/Renviron"), ("share/aliases", etc / "aliases")),
+        *(("lib/jvm/jdk/conf/net", "../../../../../etc/jdk/conf/net.properties"),),
+        *(("lib/keys", etc / "private"), ("lib/env", etc / "environment")),
+        *(("lib/users", etc / "passwd"), ("lib/empty", etc / "empty"), ("lib/own", "R/etc")),
+        *(("share/doc/unused/file", etc / "unused/file"), ("lib/beside", tmp_path / "etcetera")),
+    ):
+        (tmp_path / "usr" / link).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "usr" / link).symlink_to(target)
+    found = make_etc(7, 8, "none", etc)
+    assert found.bound == ("/etc/R", "/etc/aliases", "/etc/jdk", "/etc/php/cli")
+    assert b"host" not in found.files["/etc/passwd"]
+    assert "/etc/environment" not in found.files
+
+
 MACHINE = host.KernelConfig(None, None, 15000, in_container=False)
 
 

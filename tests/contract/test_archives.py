@@ -32,11 +32,13 @@ printf 'odd' > "$(printf 'src/\377\376 name\nof two lines')"; mkfifo fifo
 python3 -m venv --without-pip venv; echo secret > shut/file; truncate -s 3M large
 printf '\1\2\3' | dd of=large seek=2000000 bs=1 conv=notrunc status=none
 name=$(printf 'n%.0s' {1..200}); mkdir -p $name/$name/$name; echo deep > $name/$name/$name/$name
+mkdir -p ~/.mcp-sandbox/output ~/.mcp-sandbox/shells; echo long > ~/.mcp-sandbox/output/1.txt
 chmod 4751 node_modules/tool/cli; chmod 400 shut/file; chmod 500 shut; chmod 555 src
 touch -d @1000 src
 """
 STATE = (
     r"find /workspace /home/sandbox -mindepth 1 ! -type p ! -path '*/.cache*' ! -path '*/mounted*' "
+    r"! -path '*/.mcp-sandbox/output*' "
     r"-printf '%p %y %m %s %l ' \( -type f -a -readable -exec sha256sum {} \; -o -printf '\n' \) "
     # Folders of a volume belong to its group.
     "| sed -E 's/ 4751 / 751 /; s/ d 2(...) / d \\1 /' | LC_ALL=C sort; stat -c %Y src"
@@ -95,6 +97,8 @@ async def test_files_come_back_as_they_were(runtime: Runtime) -> None:
     unpacked = await runtime.files.unpack(given(archive), max_bytes=MAX)
     assert unpacked.bytes == len(archive)
     assert (await runtime.exec(STATE)).stdout == before
+    # What is kept of output is not packed, what shells remember is.
+    assert (await runtime.exec("cd ~/.mcp-sandbox; echo *")).stdout == "shells\n"
     ran = "venv/bin/python -c 'import sys; print(sys.prefix)'; node_modules/.bin/tool"
     assert (await runtime.exec(ran)).stdout == "/workspace/venv\na tool\n"
     assert (await runtime.exec(f"ls -d ~/.cache fifo; {OWN}")).stdout == ""

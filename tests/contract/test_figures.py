@@ -162,7 +162,7 @@ async def test_what_code_puts_in_the_place_of_figures_harms_nothing(
 ) -> None:
     code = (
         "import os, sys\n"
-        "folder = os.path.join(os.getcwd(), '.mcp-sandbox', 'output')\n"
+        "folder = os.path.expanduser('~/.mcp-sandbox/output')\n"
         "os.makedirs(folder, exist_ok=True)\n"
         "call = os.path.basename(__file__)[4:-3]\n"
         "def name(n): return f'{folder}/{call}-{n}.png'\n"
@@ -172,12 +172,18 @@ async def test_what_code_puts_in_the_place_of_figures_harms_nothing(
     assert pictures(result) == []
     assert "root:" not in said(result)
     assert said(await run(client, "print('fine')")) == "fine"
-    await client.call_tool("exec", {"command": "rm -rf .mcp-sandbox"})
+    await client.call_tool("exec", {"command": "rm -rf ~/.mcp-sandbox"})
 
 
-async def test_figures_lie_out_of_version_control(client: Client, session: Session) -> None:
+async def test_nothing_that_is_kept_lies_in_the_workspace(client: Client, session: Session) -> None:
+    await session.exec("rm -rf * .[!.]*")
     await run(client, PLOT + "plt.plot([1])")
-    assert (await session.read_file(".mcp-sandbox/.gitignore")).data == b"*\n"
+    await run(client, PLOT + "plt.plot([1])", notebook="main")
+    for shell in (None, "build"):
+        assert (await session.exec("seq 1 9000", shell=shell)).output_file
+    assert (await session.exec("ls -A")).stdout == ""
+    cloned = await session.exec("git init -q ~/source && git clone -q ~/source .")
+    assert cloned.success, cloned.stderr
 
 
 async def test_figures_of_a_notebook_come_with_their_cell(client: Client) -> None:

@@ -1,6 +1,7 @@
 """Every file tool and every row of its errors, the same on every backend; one sandbox a table."""
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import anyio
@@ -111,7 +112,7 @@ _REFUSED: dict[str, tuple[Call, type[errors.CallerError], str]] = {
     "glob in a missing directory": (lambda s: s.glob("*", "no"), errors.NotFound, "no such file"),
     "glob in a file": (lambda s: s.glob("*", "file"), errors.WrongKind, "use read_file"),
     "grep nothing": (lambda s: s.grep(""), errors.InvalidArgument, "empty"),
-    "grep over lines": (lambda s: s.grep("a\nb"), errors.InvalidArgument, "within one line"),
+    "grep a NUL": (lambda s: s.grep("a\0b"), errors.InvalidArgument, "NUL byte"),
     "grep no expression": (lambda s: s.grep("("), errors.InvalidArgument, "no regular expression"),
     "grep a wrong glob": (
         lambda s: s.grep("x", glob="../*"),
@@ -206,6 +207,48 @@ async def test_an_edit_changes_what_was_named_and_nothing_else(session: Session)
     assert shown.stdout == "a\\r\\nc\\r\\n\nfile\n750\ny\ny\n"
 
 
+async def test_calls_that_change_one_file_at_once_wait_for_each_other(session: Session) -> None:
+    words = [f"<{number}>" for number in range(16)]
+    await session.write_file("dir/shared", " ".join(words).encode() + b"\n")
+    await session.exec("ln -s dir/shared link; ln -s dir other; ln -s dir/new later")
+    names = ("dir/shared", "link", "other/shared", "/workspace/dir/../dir/shared")
+    with anyio.fail_after(60):
+        async with anyio.create_task_group() as tasks:
+            for number in range(60):
+                if number < 16:
+                    old, new = words[number], f"[{number}]"
+                    tasks.start_soon(session.edit_file, names[number % 4], old, new)
+                line = f"line {number}\n".encode()
+                tasks.start_soon(partial(session.write_file, names[number % 3], line, append=True))
+                name = ("dir/new", "later", "other/new")[number % 3]
+                tasks.start_soon(partial(session.write_file, name, line, append=True))
+    first, *lines = (await session.read_file("dir/shared")).data.decode().splitlines()
+    assert first.split() == [f"[{number}]" for number in range(16)]
+    assert sorted(lines) == sorted(f"line {number}" for number in range(60))
+    assert sorted((await session.read_file("dir/new")).data.decode().splitlines()) == sorted(lines)
+
+
+async def test_a_file_that_is_moved_while_it_is_edited_is_whole(session: Session) -> None:
+    refused = []
+
+    async def edit(name: str) -> None:
+        try:
+            await session.edit_file(name, "old", "new")
+        except errors.NotFound:
+            refused.append(name)
+
+    with anyio.fail_after(60):
+        for name in "abcdefgh":
+            await session.write_file(name, b"old")
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(edit, name)
+                tasks.start_soon(session.move_file, name, f"moved/{name}")
+            shown = await session.exec(f"ls {name} 2>&1; cat moved/{name}")
+            # The edit is in the moved file, or has found none.
+            assert shown.stdout.endswith("old" if name in refused else "new")
+            assert "No such file" in shown.stdout
+
+
 async def test_a_move_gives_a_name_and_takes_the_other(session: Session) -> None:
     await session.exec(_MADE)
     moved = await session.move_file("file", "new/place/file")
@@ -226,6 +269,7 @@ async def test_lists_globs_and_searches_find_what_is_there(session: Session) -> 
     await session.exec(
         _MADE + "chmod 0700 shut; rm large many; touch -d '2 hours ago' full/sub/leaf"
     )
+    assert (await session.list_files("none/of this", missing_ok=True)).entries == ()
     listing = await session.list_files(depth=3)
     kinds = {entry.path: entry.kind for entry in listing.entries}
     assert (kinds["full/sub"], kinds["full/sub/leaf"], kinds["fifo"], kinds["link"]) == (
@@ -251,7 +295,35 @@ async def test_lists_globs_and_searches_find_what_is_there(session: Session) -> 
         *("full/sub/leaf:1:content", "locked:1:one"),
     )
     assert (await session.grep("nowhere")).lines == ()
+    # One dialect, whichever ripgrep there is, or none.
+    assert (await session.grep(r"one\ntwo$", "file")).lines == ("file:1:one", "file:2:two")
+    assert (await session.grep(r"\<t[[:alpha:]]o\>", "file")).lines == ("file:2:two",)
+    assert (await session.grep(r"one\|two", "file")).hint.endswith(": one|two matches")
+    assert (await session.glob("full")).hint.startswith("full is a directory")
     assert (await session.grep("o", "file", limit=1)).truncated
+
+
+async def test_what_programs_fill_by_themselves_is_left_out_of_searches(session: Session) -> None:
+    await session.exec(
+        "mkdir -p v/lib src/node_modules/p out; touch v/pyvenv.cfg; echo /out/ >.gitignore; "
+        "tee v/lib/a.py src/node_modules/p/a.py out/a.py src/a.py <<<needle; seq 1 9000"
+    )
+    left = ("out/", "v/", "src/node_modules/")
+    found = await session.grep("needle")
+    assert (found.lines, found.left_out) == (("src/a.py:1:needle",), left)
+    globbed = await session.glob("**/*.py")
+    assert (globbed.paths, globbed.left_out) == (("src/a.py",), left)
+    listing = await session.list_files(depth=3)
+    assert ({entry.path for entry in listing.entries}, listing.left_out) == (
+        {".gitignore", "out", "src", "src/a.py", "src/node_modules", "v"},
+        left,
+    )
+    assert (await session.grep("needle", "v")).lines == ("v/lib/a.py:1:needle",)
+    assert (await session.glob("out/*")).paths == ("out/a.py",)
+    # What is kept of the long output is in the home.
+    home = await session.grep("^8999$", "~", glob="*.txt")
+    assert (home.lines, home.left_out) == ((), ("/home/sandbox/.mcp-sandbox/",))
+    assert (await session.grep("^8999$", "~/.mcp-sandbox/output")).matches == 1
 
 
 async def test_a_deletion_takes_what_was_named_and_no_more(session: Session) -> None:

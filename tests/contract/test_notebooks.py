@@ -405,23 +405,26 @@ async def test_a_process_that_a_cell_forks_lives_on_alone(session: Session) -> N
     assert (await run(session, "x + 1")).stdout == "2\n"
 
 
-async def test_a_busy_notebook_refuses_a_second_cell(session: Session) -> None:
-    begun = anyio.Event()
+async def test_cells_of_calls_at_once_follow_each_other(session: Session) -> None:
+    await run(session, "import time\nseen = []")
 
-    async def listen(_name: str, _data: bytes) -> None:
-        begun.set()
+    async def add(number: int) -> None:
+        assert (await run(session, f"time.sleep(0.02)\nseen.append({number})")).success
 
-    wait = (
-        "import os, time\nprint('begun', flush=True)\n"
-        "while not os.path.exists('go'): time.sleep(0.01)"
-    )
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(partial(session.run_code, wait, notebook="a", on_output=listen))
-        await begun.wait()
-        with pytest.raises(Busy, match="notebook a still does a cell"):
-            await run(session, "1")
-        assert (await run(session, "2", "b")).stdout == "2\n"
-        await session.write_file("go", b"")
+        for number in range(5):
+            tasks.start_soon(add, number)
+    assert (await run(session, "seen")).stdout == "[0, 1, 2, 3, 4]\n"
+
+
+async def test_a_notebook_whose_cell_goes_on_refuses_a_second_one(session: Session) -> None:
+    wait = "import os, time\nwhile not os.path.exists('go'): time.sleep(0.01)"
+    cell = (await session.run_code(wait, notebook="a", wait_s=0)).process
+    with pytest.raises(Busy, match="notebook a still does a cell"):
+        await run(session, "1")
+    assert (await run(session, "2", "b")).stdout == "2\n"
+    await session.write_file("go", b"")
+    assert (await session.processes.wait(cell or "")).success
 
 
 async def test_there_are_at_most_eight(session: Session) -> None:

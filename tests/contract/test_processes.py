@@ -76,13 +76,15 @@ async def test_what_cannot_start_is_refused_though_nobody_waits(emptied: Session
 
 
 async def test_a_call_answers_as_soon_as_a_text_is_printed(emptied: Session) -> None:
-    command = f"printf 'rea'; sleep 0.1; echo 'dy now'; {UNTIL_TOLD}"
+    command = f"printf 'rea'; sleep 0.1; echo 'dy now'; {UNTIL_TOLD} echo ready"
     begun = await emptied.exec(command, until="ready")
     assert begun.until_met
     assert begun.stdout.startswith("ready")
-    again = await emptied.processes.wait(begun.process or "", until="ready now")
-    assert again.until_met
+    old = await emptied.processes.wait(begun.process or "", until="ready", wait_s=0.2)
+    assert (old.until_met, old.running) == (False, True)
     await emptied.write_file("go", "")
+    again = await emptied.processes.wait(begun.process or "", until="ready")
+    assert again.until_met
     ended = await emptied.processes.wait(begun.process or "", until="never")
     assert not ended.until_met
     assert ended.exit_code == 0

@@ -1,6 +1,6 @@
 """Code and commands behave the same on every backend."""
 
-from typing import cast
+from typing import cast, get_args
 
 import anyio
 import pytest
@@ -114,16 +114,105 @@ async def test_a_python_traceback_shows_the_users_lines_only(session: Session) -
     assert "mcp_sandbox" not in result.stderr
 
 
-async def test_python_code_is_a_real_main_file(session: Session) -> None:
+async def test_python_code_is_a_main_file_in_the_workspace(session: Session) -> None:
     code = (
-        "import inspect, os, sys\n"
+        "import __main__, inspect, os, sys\n"
         "def shown(): return 'source'\n"
-        "print(inspect.getsource(shown).strip())\n"
-        "print(__name__, os.path.exists(__file__), sys.argv == [__file__])\n"
+        "class Shown: 'source'\n"
+        "print(inspect.getsource(shown).strip(), inspect.getsource(Shown).strip())\n"
+        "print(__name__, sys.argv == [__file__] == [__main__.__file__])\n"
+        "print(os.path.dirname(__file__) == os.getcwd(), os.path.exists(__file__))\n"
         "print([name for name in sys.modules if 'mcp_sandbox' in name])\n"
     )
     result = await session.run_code(code)
-    assert result.stdout == "def shown(): return 'source'\n__main__ True True\n[]\n"
+    assert result.stdout == (
+        "def shown(): return 'source' class Shown: 'source'\n__main__ True\nTrue False\n[]\n"
+    )
+    assert result.changed_files == ()
+
+
+_BESIDE = {
+    "python": "import os, pathlib; os.chdir('/tmp')\n"
+    "(pathlib.Path(__file__).parent / 'beside').touch()",
+    "javascript": "process.chdir('/tmp')\n"
+    "require('fs').writeFileSync(require('path').join(__dirname, 'beside'), '')",
+    "bash": 'cd /tmp; touch "$(dirname "$0")/beside"',
+}
+
+
+@pytest.mark.parametrize("language", get_args(Language))
+async def test_what_code_names_beside_itself_lies_in_the_workspace(
+    session: Session, language: Language
+) -> None:
+    result = await session.run_code(_BESIDE[language], language)
+    assert result.success, result.stderr
+    assert result.changed_files == ("beside",)
+    await session.delete_file("beside")
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+async def test_processes_that_begin_anew_have_the_code_and_its_place(
+    session: Session, method: str
+) -> None:
+    code = (
+        "# coding: utf-8\n"
+        "import inspect, multiprocessing, sys\n"
+        "BESIDE = __file__\n"
+        "class Of: pass\n"
+        "def tell(way, deeper):\n"
+        "    print(BESIDE == sys.argv[0], inspect.getsource(Of).strip(), flush=True)\n"
+        "    if deeper: run(way, False)\n"
+        "def run(way, deeper):\n"
+        "    child = multiprocessing.get_context(way).Process(target=tell, args=(way, deeper))\n"
+        "    child.start(); child.join(); print(child.exitcode, flush=True)\n"
+        f"if __name__ == '__main__': run('{method}', True)\n"
+    )
+    result = await session.run_code(code)
+    assert (result.stdout, result.stderr) == ("True class Of: pass\n" * 2 + "0\n" * 2, "")
+
+
+RETURNS = {
+    "a block": ("for a in 1 2; do\n  echo $a\ndone", "1\n2\n"),
+    "a folder": ("mkdir -p dd\nls", "dd\n"),
+    "a document": ("cat <<END\n$((1 + 1))\nEND\necho on", "2\non\n"),
+    "literal documents": ("cat <<'E' - <<-\\F /dev/fd/0\nx\nE\n\ty\n\tF\necho on", "y\r\non\n"),
+    "no documents": ("# <<'E'\necho \"<<'E'\"\necho $((1 << 2))\nE=1", "<<'E'\n4\n"),
+}
+
+
+@pytest.mark.parametrize("what", RETURNS)
+async def test_carriage_returns_at_ends_of_lines_are_no_part_of_a_script(
+    session: Session, what: str
+) -> None:
+    code, printed = RETURNS[what]
+    code = code.replace("\n", "\r\n") + "\r\n"
+    for result in (await session.exec(code), await session.run_code(code, "bash")):
+        assert (result.stdout, result.stderr) == (printed, "")
+        assert ["carriage returns" in line for line in result.shell] == [True]
+    await session.exec("rm -rf dd")
+
+
+async def test_carriage_returns_that_are_meant_are_kept(session: Session) -> None:
+    result = await session.exec("cat <<'E'\na\r\nE\nprintf 'b\rc\n'")
+    assert (result.stdout, result.shell) == ("a\r\nb\rc\n", ())
+
+
+ENCODINGS = {
+    "python": "# -*- coding: latin-1 -*-\nprint('é')\n# é\nraise ValueError('ü')  # ü",
+    "python, second line": "#!/bin/python\r\n# vim: set fileencoding=utf-16 :\r\nprint('é')\r\n",
+    "python, marked": "\ufeff# coding: ascii\nprint('é')",
+    "python, no cookie": 'print("""é\n# coding: latin-1""", end="\\n")',
+    "bash": "\ufeffecho é",
+    "javascript": "\ufeffconsole.log('é')",
+}
+
+
+@pytest.mark.parametrize("what", ENCODINGS)
+async def test_code_is_text_whatever_it_says_of_its_encoding(session: Session, what: str) -> None:
+    code, language = ENCODINGS[what], cast("Language", what.partition(",")[0])
+    result = await session.run_code(code, language)
+    assert result.stdout == ("é\n" if "no" not in what else "é\n# coding: latin-1\n")
+    assert result.success or "raise ValueError('ü')  # ü\n" in result.stderr
 
 
 async def test_python_imports_what_lies_in_the_workspace(session: Session) -> None:
@@ -274,11 +363,19 @@ async def test_a_server_inside_is_reached_over_the_sandboxs_own_loopback(session
     assert (await session.exec(script, env={"PYTHONUNBUFFERED": "1"}, timeout_s=30)).stdout == "200"
 
 
-async def test_changed_files_are_named(session: Session) -> None:
+async def test_changed_files_are_named_and_new_ones_apart(
+    session: Session, backend_name: str
+) -> None:
     await session.write_file("old.txt", b"old")
     await session.exec("sleep 0.05")
     result = await session.exec("mkdir -p sub; echo 1 > sub/new.txt; echo 2 >> old.txt")
     assert result.changed_files == ("old.txt", "sub/new.txt")
+    assert result.created_files == ("sub/new.txt",)
+    assert backend_name.startswith(result.backend or "none")
+    result = await session.run_code(
+        "import os; os.replace('old.txt', 'a'); open('sub/new.txt', 'w')"
+    )
+    assert (result.changed_files, result.created_files) == (("a", "sub/new.txt"), ("a",))
 
 
 async def test_long_output_keeps_both_ends_and_the_whole_in_a_file(session: Session) -> None:
@@ -329,13 +426,34 @@ async def test_fifty_calls_at_once_each_get_their_own_answer(session: Session) -
 
 
 async def test_code_may_do_what_it_likes_to_its_own_file(session: Session) -> None:
-    assert (await session.run_code("import os\nos.remove(__file__); os.mkdir(__file__)")).success
+    own = "import os, sys\nown = sys._getframe().f_code.co_filename\n"
+    assert (await session.run_code(f"{own}os.remove(own); os.mkdir(own)")).success
     assert (await session.run_code("print('fine')")).stdout == "fine\n"
 
 
 async def test_no_variable_without_a_name_is_handed_on(session: Session) -> None:
     code = "import subprocess\nprint(subprocess.run(['env', '-0'], capture_output=True).stdout)"
     assert "\\x00\\x00" not in (await session.run_code(code)).stdout
+
+
+@pytest.mark.parametrize(
+    ("start", "notebook"),
+    [
+        ("subprocess.run(['env'])", None),
+        ("os.execvp('env', ['env'])", None),
+        ("subprocess.run([sys.executable, '-c', 'import os; os.system(\"env\")'])", None),
+        ("os.system('env');", "n"),
+    ],
+)
+async def test_programs_that_python_starts_get_the_variables_of_a_command(
+    session: Session, start: str, notebook: str | None
+) -> None:
+    before = "import os, subprocess, sys\nos.environ['MINE'] = 'own'\n"
+    said = (await session.run_code(f"{before}{start}", notebook=notebook)).stdout.split("\n")
+    given = (await session.exec("env")).stdout.split("\n")
+    own = ("PWD=", "SHLVL=", "_=", "OLDPWD=")
+    assert {line for line in given if line and not line.startswith(own)} <= set(said)
+    assert "MINE=own" in said
 
 
 PRINTS = {

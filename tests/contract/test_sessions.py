@@ -248,10 +248,15 @@ async def test_files_and_home_outlive_the_sandbox(session: Session) -> None:
     assert (await session.exec("cat kept ~/kept")).stdout == "work\nhome\n"
 
 
-async def test_a_reset_without_files_begins_empty(session: Session) -> None:
+async def test_a_reset_without_files_begins_empty_and_they_come_back(
+    session: Session, manager: SessionManager
+) -> None:
     await session.exec("echo work > gone")
     await session.reset(keep_files=False)
     assert (await session.list_files(hidden=False)).total == 0
+    found = {each.chat: each for each in await manager.trashed()}
+    await manager.take_back(session.chat, found[session.chat])
+    assert (await session.exec("cat gone; echo on >> gone")).stdout == "work\n"
 
 
 async def test_a_reset_ends_what_runs_in_the_background(session: Session) -> None:

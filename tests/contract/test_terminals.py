@@ -59,11 +59,11 @@ async def test_a_program_with_its_arguments_has_one_too(session: Session) -> Non
 
 
 async def test_what_is_for_unwatched_commands_is_not_set_on_a_terminal(session: Session) -> None:
-    told = "echo $TERM,$NO_COLOR,$PAGER,$GIT_EDITOR"
-    assert (await session.exec(told)).stdout == "dumb,1,cat,true\n"
-    assert (await session.exec(told, tty=True)).stdout == "xterm-256color,,,\r\n"
+    told = "echo $TERM,$PAGER,$GIT_EDITOR"
+    assert (await session.exec(told)).stdout == "dumb,cat,true\n"
+    assert (await session.exec(told, tty=True)).stdout == "xterm-256color,,\r\n"
     given = await session.exec(told, tty=True, env={"TERM": "vt100"})
-    assert given.stdout == "vt100,,,\r\n"
+    assert given.stdout == "vt100,,\r\n"
 
 
 async def test_a_terminal_takes_no_stdin_and_no_shell(session: Session) -> None:
@@ -123,6 +123,37 @@ async def test_a_dialogue_is_led_with_a_program_that_asks(session: Session) -> N
         assert "42\r\n" in both.stdout
         assert "n is 4\r\nn is 5\r\n" in both.stdout
         assert (await python.type("exit(5)", "enter")).exit_code == 5
+
+
+@pytest.mark.parametrize("tty", [False, True])
+@pytest.mark.parametrize(
+    ("printed", "until"),
+    [
+        (r"\033[32m➜\033[39m  \033[1mLocal\033[22m:   http://x", "➜  Local:   http://x"),
+        (r"one\r\ntwo", "one\ntwo"),
+        (r"\033]0;a title\a\033[2K\033[1Grea\033[K\033(Bdy", "ready"),
+        (r"\033]8;;http://x\033\\link\033]8;;\033\\ is up", "link is up"),
+        (r"r\bread_\by", "ready"),
+    ],
+)
+async def test_a_text_is_found_as_it_is_shown(
+    session: Session, printed: str, until: str, tty: bool
+) -> None:
+    begun = await session.exec(f"printf '{printed}'; exec sleep 86325", tty=tty, until=until)
+    assert begun.until_met
+    await session.processes.stop(begun.process or "", "KILL")
+
+
+async def test_an_answer_to_input_has_what_comes_behind_the_echo(session: Session) -> None:
+    asks = "read -r word; sleep 0.5; echo got $word; read -rs word; sleep 0.5; echo now ${word^^}"
+    async with on_terminal(session, f"echo re''ady; {asks}; cat", "ready") as asking:
+        first = await asking.type("a word", "enter", until="word")
+        assert first.stdout.endswith("a word\r\ngot a word\r\n")
+        assert (await asking.type("done", "enter", until="now DONE")).until_met
+        kept = await session.processes.wait(
+            asking.id, typed=("word", None), wait_s=0.1, until="none"
+        )
+        assert (kept.running, kept.until_met) == (True, False)
 
 
 async def test_a_word_is_asked_for_without_an_echo(session: Session) -> None:

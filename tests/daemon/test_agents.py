@@ -196,6 +196,31 @@ async def test_a_run_dies_with_the_daemon_and_is_gone_on_with(where: Place) -> N
     assert (done.code, json.loads(done.out.splitlines()[-1])["content"]) == (0, "on"), done.err
 
 
+RECORDED = (
+    "name = [each for each in ('--resume', '--session-id') if each in sys.argv][0];"
+    "id = sys.argv[sys.argv.index(name) + 1]; at = os.path.expanduser('~/.claude/projects/-p');"
+    "os.makedirs(at, exist_ok=True); open(f'{at}/{id}.jsonl', 'a'); end(f'{name} {id}')"
+)
+
+
+async def test_what_is_resumed_is_the_last_run_of_the_chat_by_the_same_assistant(
+    where: Place,
+) -> None:
+    async def record(*more: str) -> tuple[str, str]:
+        done = await command(where, "agent run --json --chat told", RECORDED, *more)
+        name, _, record = json.loads(done.out.splitlines()[-1])["content"].partition(" ")
+        return name, record
+
+    (_, first), (began, second) = await record(), await record()
+    assert began == "--session-id"
+    assert first != second
+    await record("-a", "adder")
+    assert await record("--resume") == ("--resume", second)
+    begun = await record("--resume", "-a", "adder")
+    assert begun[0] == "--resume"
+    assert begun[1] not in (first, second)
+
+
 async def test_neither_a_check_nor_a_run_that_cannot_begin_leaves_a_daemon_or_a_chat(
     where: Place,
 ) -> None:

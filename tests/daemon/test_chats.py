@@ -135,7 +135,14 @@ async def test_looking_leaves_no_trace_in_the_audit_and_it_is_read_by_the_beginn
                 await client.exec(f"echo in-{name}")
     file, at = where.data / "sandbox" / "audit" / "audit.jsonl", ("--data", str(where.data))
     before = file.read_bytes()
-    asked = ["ls", "gc --dry-run", "approvals list", "approvals show zzzz", "backup list alpha"]
+    asked = [
+        "ls",
+        "trash list",
+        "gc --dry-run",
+        "approvals list",
+        "approvals show zzzz",
+        "backup list alpha",
+    ]
     for words in (*asked, "egress check x.org", "egress list alpha"):
         await command(where, words, *at, asks=False)
     assert file.read_bytes() == before
@@ -192,6 +199,57 @@ async def test_rm_asks_and_then_moves_the_files_to_the_trash(tmp_path: Path) -> 
         assert "trash" in str(next(where.data.rglob("note")))
         assert "No such file" in await client.exec("cat note 2>&1; true")
         assert (await command(where, "rm", "gone", "--yes")).code == 0
+
+
+@pytest.mark.bubblewrap
+async def test_what_rm_and_resets_have_thrown_away_is_listed_and_comes_back(
+    tmp_path: Path,
+) -> None:
+    own = {"MCP_SANDBOX_DATA_DIR": str(tmp_path / "data"), "MCP_SANDBOX_BACKEND": "bubblewrap"}
+    where = place(tmp_path, "bubblewrap", own)
+    note, leave = "cat note ~/kept 2>&1", {"keep_files": False}
+    async with running(where), in_chat(where, "one") as client:
+        assert (await command(where, "trash list")).out == "the trash is empty\n"
+        unknown = await command(where, "trash restore", "one")
+        assert unknown.code == 1
+        assert "`mcp-sandbox trash list` lists them" in unknown.err
+        await client.exec("echo first > note; echo home > ~/kept; chmod 500 .")
+        told = (await command(where, "rm", "one", "--yes")).out
+        assert "`mcp-sandbox trash restore local/one` brings it back" in told
+        assert (await command(where, "trash restore", "one")).code == 0
+        assert await client.exec(note) == "first\nhome\n"
+        # What a reset threw away changes places with what has come since, as often as is asked.
+        told = str(await client.call("sandbox_reset", **leave))
+        assert "`mcp-sandbox trash restore local/one`" in told
+        await client.exec("echo second > note; sleep 600 >/dev/null 2>&1 &")
+        (listed,) = json.loads((await command(where, "trash list", "--json")).out)
+        assert (listed["chat"], listed["size"] > 0) == ("local/one", True)
+        for text in ("first", "second", "first"):
+            assert "local/one: the files" in (await command(where, "trash restore", "one")).out
+            assert await client.exec(f"{note}; pgrep -c sleep") == f"{text}\nhome\n0\n"
+        # As another chat, whose they are then alone; the rest of the first one stays with it.
+        await client.call("sandbox_reset", **leave)
+        assert "local/two: the files" in (await command(where, "trash restore", "one", "two")).out
+        async with in_chat(where, "two") as other:
+            assert (
+                await other.exec("echo more | tee -a note ~/kept; cat note")
+                == "more\nfirst\nmore\n"
+            )
+        assert "No such file" in await client.exec("cat note 2>&1; true")
+        homes = where.data / "sandbox" / "home" / "local"
+        owners = {(homes / f"chat-{name}").stat().st_uid for name in ("one", "two")}
+        assert len(owners) == 2 - bool(os.geteuid())
+        await command(where, "rm", "two", "--yes")
+        await command(where, "trash restore", "two", "three")
+        async with in_chat(where, "three") as other:
+            assert await other.exec("echo on >> note; cat note ~/kept") == "first\nmore\non\nmore\n"
+        await client.exec("echo first > note")
+        await command(where, "rm", "one", "--yes")
+    # Without a server, too.
+    assert "local/one" in (await command(where, "trash list", asks=False)).out
+    assert (await command(where, "trash restore", "one", asks=False)).code == 0
+    async with running(where), in_chat(where, "one") as client:
+        assert await client.exec(note) == "first\nhome\n"
 
 
 @pytest.mark.parametrize("name", ["stop", "pause", "resume", "rm", "shell"])

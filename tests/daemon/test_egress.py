@@ -51,6 +51,26 @@ async def test_a_person_sees_what_was_refused_and_allows_it_to_a_running_sandbox
         await daemon.noted("egress chat=local/a target=later.example.com:80")
 
 
+async def test_a_question_about_hosts_that_are_allowed_by_now_waits_no_more(tmp_path: Path) -> None:
+    where, names = place(tmp_path, "bubblewrap", ALLOWED), ("one.example.com", "two.example.com")
+
+    async def waiting() -> list[str]:
+        found = json.loads((await command(where, "approvals list", "--json")).out)
+        return [each["effect"].partition(" one")[0] for each in found if each["state"] == "open"]
+
+    async with running(where), in_chat(where, "a") as client:
+        await client.exec("true")
+        for write, reason in ((False, "to look"), (False, "to see"), (True, "to push")):
+            given = {"hosts": names, "reason": reason, "write": write}
+            assert "there is no answer yet" in str(await client.call("network_access", **given))
+        for number, name in enumerate(names):
+            assert len(await waiting()) == 3
+            await command(where, "egress allow", "a", name, "--yes", *["--read"][number:])
+        assert await waiting() == ["Reach, and write to,"]
+        await command(where, "egress allow", "a", names[0], "--yes")
+        assert await waiting() == []
+
+
 CHECKED = {
     "gist.example.com": "gist.example.com:443 is refused: egress.deny names",
     "elsewhere.example.com:80": "elsewhere.example.com:80 is refused: no rule allows it",

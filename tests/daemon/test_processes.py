@@ -74,7 +74,7 @@ async def test_a_long_command_is_followed_over_several_calls(tmp_path: Path, bac
         name = process_of(first)
         said = text(first)
         assert said.startswith("hello\n")
-        assert re.search(rf"\[goes on as {name} after \d s, at most until \d\d:\d\d; ", said)
+        assert re.search(rf"\[goes on as {name} after \d s, at most until \d\d:\d\d UTC; ", said)
         assert f"process action=wait id={name} waits for its end, action=stop ends it" in said
         assert not first.get("isError")
         assert "running" in text(await client.call("process", action="list"))

@@ -42,6 +42,8 @@ async def test_the_folder_is_shown_as_the_operator_allows(
         (row,) = json.loads((await command(where, "ls", "--json")).out)
     assert row["folder"] == ("" if access == "none" else str(project))
     assert said.startswith("none: " if access == "none" else "/project: ")
+    assert ("without .git and what" in said) == (access == "copy")
+    assert ("`mcp-sandbox cp local/c:/project FOLDER`" in said) == (access == "copy")
     on_host = (project / "main.py").read_text()
     if access == "none":
         assert "No such file" in listed
@@ -75,6 +77,38 @@ async def test_another_folder_is_another_sandbox_with_the_same_files(
 
 
 @pytest.mark.bubblewrap
+async def test_who_names_the_folder_as_the_user_does_is_told_where_it_is(
+    tmp_path: Path, project: Path
+) -> None:
+    where = place(tmp_path, "bubblewrap")
+    async with running(where, "--project-dir", "ro"):
+        async with in_chat(where, "c", project=str(project)) as client:
+            named = f"{project}/main.py of the user's machine is /project/main.py here"
+            for tool, arguments in (
+                ("read_file", {"path": f"{project}/main.py"}),
+                ("grep", {"pattern": "x", "path": f"{project}/main.py"}),
+                ("exec", {"command": f"cat '{project}/main.py'; exit 1"}),
+                ("run_code", {"code": f"open('{project}/main.py')\n"}),
+            ):
+                assert named in str(await client.call(tool, **arguments)), tool
+            said = str(await client.call("exec", command="true", cwd=str(project)))
+            assert f"{project} of the user's machine is /project here" in said
+            # What is only alike, what is there, and what did not fail.
+            for command in (f"ls {project}s", "ls /project/x", f"ls {project}; true"):
+                assert "machine is" not in str(await client.call("exec", command=command))
+        async with in_chat(where, "alone") as client:
+            said = (await client.call("sandbox_info"))["structuredContent"]["project"]
+            assert said == "none: the client named no folder"
+            for tool, arguments in (
+                ("read_file", {"path": "/project/main.py"}),
+                ("list_files", {"path": "/project"}),
+                ("exec", {"command": "cd /project"}),
+            ):
+                told = str(await client.call(tool, **arguments))
+                assert "there is no /project here: the client named no folder" in told
+
+
+@pytest.mark.bubblewrap
 async def test_what_must_stay_out_is_not_shown_and_the_chat_works(tmp_path: Path) -> None:
     where = place(tmp_path, "bubblewrap")
     (tmp_path / ".config" / "mcp-sandbox").mkdir(parents=True)
@@ -102,7 +136,8 @@ async def test_the_agent_is_told_of_the_folder_and_cannot_name_another(
         )
         said = (await client.answer(number))["result"]["instructions"]
         tools = (await client.answer(await client.request("tools/list", {})))["result"]["tools"]
-    assert "/project, read-only" in said
+    assert "at /project, if the client named one" in said
+    assert "It is read-only" in said
     assert "does not see the user's files" not in said
     named = {name for tool in tools for name in tool["inputSchema"].get("properties", {})}
     assert not {"project", "mount", "image"} & named

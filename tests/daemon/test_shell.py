@@ -89,7 +89,7 @@ async def test_a_shell_has_a_real_terminal(tmp_path: Path, backend: str) -> None
 
     def use() -> None:
         with screen(where, "a") as shown:
-            shown.type("cat note; tty; stty size; echo $TERM$NO_COLOR$PAGER$GIT_EDITOR\n")
+            shown.type("cat note; tty; stty size; echo $TERM$PAGER$GIT_EDITOR\n")
             shown.shows("by the agent\r\n")
             shown.shows("/dev/pts/")
             shown.shows("33 111\r\n")

@@ -257,7 +257,7 @@ async def _many_strangers(hostile: Hostile) -> None:
 
 
 async def _kept_output(hostile: Hostile) -> None:
-    link = "mkdir -p .mcp-sandbox; rm -rf .mcp-sandbox/output; ln -s /usr .mcp-sandbox/output"
+    link = "cd; mkdir -p .mcp-sandbox; rm -rf .mcp-sandbox/output; ln -s /usr .mcp-sandbox/output"
     for _ in range(5):
         await hostile.runs(command=f"echo begun; {link}; seq 1 20000")
 

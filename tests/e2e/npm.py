@@ -20,10 +20,13 @@ PACKAGES: Mapping[str, str] = {
     # The version that the image has.
     "claude": f"@anthropic-ai/claude-code@{_PINNED['@anthropic-ai/claude-code-linux-ARCH']}",
     "ccr": f"@musistudio/claude-code-router@{_PINNED['@musistudio/claude-code-router']}",
-    "codex": "@openai/codex@0.169.0",
+    "codex": "@openai/codex@0.171.0",
+    "gemini": "@google/gemini-cli@0.61.0",
+    "opencode": "opencode-ai@1.18.33",
+    "copilot": "@github/copilot@1.0.102",
 }
-# Half a gigabyte: nobody should get it by running all tests.
-ON_REQUEST = frozenset({"claude", "codex"})
+# Two gigabytes: nobody should get them by running all tests.
+ON_REQUEST = frozenset({"claude", "codex", "gemini", "opencode", "copilot"})
 _INSTALL_S = 280
 
 

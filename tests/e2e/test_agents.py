@@ -97,8 +97,7 @@ async def test_claude_works_inside_and_its_key_stays_outside(
 @everywhere
 async def test_a_conversation_goes_on_in_a_new_sandbox(config: Config, script: Script) -> None:
     async with opened(config) as agent:
-        first = await answers(agent, "The word is heron.", resume=True)
-    assert isinstance(first[0], Notice)
+        await answers(agent, "The word is heron.")
     script.told = ""
     async with opened(config) as agent:
         second = await answers(agent, "Which word?", resume=True)

@@ -63,7 +63,15 @@ def assistants(tmp_path: Path) -> Path:
     folder = tmp_path / "assistants" / "adder"
     files = {
         "assistant.yaml": {
-            "sandbox": {"timeout": "100s", "max_memory": "1g", "arguments": {"max_turns": 20.0}},
+            "sandbox": {
+                "timeout": "100s",
+                "max_memory": "1g",
+                "arguments": {
+                    "max_turns": 20.0,
+                    "permission_mode": "acceptEdits",
+                    "allowed_tools": ["Skill"],
+                },
+            },
             "mcp": {"servers": [{"server_id": "sums", "tools": ["add"]}]},
         },
         "prompts.yml": [{"role": "system", "content": "You add numbers, and nothing else."}],

@@ -95,7 +95,7 @@ async def test_codex_works_inside_and_its_key_stays_outside(config: Config, scri
 
 async def test_a_conversation_goes_on_in_a_new_sandbox(config: Config, script: Script) -> None:
     script.calls = ()
-    await answers(config, [said("user", "The word is heron.")], resume=True)
+    await answers(config, [said("user", "The word is heron.")])
     script.asked.clear()
     *_, last = await answers(config, [said("user", "Which word?")], resume=True)
     assert isinstance(last, Completion)

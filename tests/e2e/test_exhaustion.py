@@ -379,7 +379,7 @@ async def test_output_of_any_length_costs_the_server_nothing(
     assert len(result.stdout) + len(result.stderr) < 300_000
     assert result.truncated
     assert growth.most < 32 * MIB
-    kept = await session.exec("du -sm .mcp-sandbox | cut -f1")
+    kept = await session.exec("du -sm ~/.mcp-sandbox | cut -f1")
     assert int(kept.stdout) < 100
 
 

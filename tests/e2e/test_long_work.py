@@ -33,7 +33,7 @@ pytestmark = [pytest.mark.claude, pytest.mark.slow, pytest.mark.timeout(400)]
 EXEC, PROCESS, READ, CODE = (
     f"mcp__sandbox__{name}" for name in ("exec", "process", "read_file", "run_code")
 )
-GOES_ON = re.compile(r"\bgoes on as (p\d+-\w+) after \d+ s, at most until \d\d:\d\d; ")
+GOES_ON = re.compile(r"\bgoes on as (p\d+-\w+) after \d+ s, at most until \d\d:\d\d UTC; ")
 
 
 @pytest.fixture

@@ -76,6 +76,7 @@ async def empty_archive() -> AsyncGenerator[bytes]:
 @pytest.mark.parametrize(
     "plant",
     [
+        "mkdir -p ~/.mcp-sandbox; ln -s /project ~/.mcp-sandbox/output",
         "mkdir -p /workspace/.mcp-sandbox; ln -s /project /workspace/.mcp-sandbox/output",
         "ln -s /project /workspace/.mcp-sandbox",
         "mkdir -p ~/.mcp-sandbox; ln -s /project ~/.mcp-sandbox/shells",
@@ -85,7 +86,7 @@ async def empty_archive() -> AsyncGenerator[bytes]:
         "ln -s /project/closed ~/.~mcp-unpacking",
         "mkdir -p /workspace/.mcp-sandbox; ln -s /project/new /workspace/.mcp-sandbox/.gitignore",
     ],
-    ids=["output", "outer", "shells", "home", "whole", "staged", "homes", "ignore"],
+    ids=["output", "old", "outer", "shells", "home", "whole", "staged", "homes", "ignore"],
 )
 async def test_nothing_of_the_user_is_removed_or_changed_through_a_planted_link(
     backend: Backend, spec: SandboxSpec, project: Path, plant: str
@@ -109,14 +110,38 @@ async def test_nothing_of_the_user_is_removed_or_changed_through_a_planted_link(
 async def test_only_what_the_runner_has_made_is_cleared_away(
     backend: Backend, spec: SandboxSpec, tmp_path: Path
 ) -> None:
-    kept = tmp_path / "workspace" / ".mcp-sandbox" / "output"
+    kept = tmp_path / "home" / ".mcp-sandbox" / "output"
     with anyio.fail_after(60):
         async with made(backend, spec) as sandbox, connected(sandbox) as runtime:
             names = f"{OURS} 1d-0a1b2c-1.png results.txt 1d-report.txt 1d-0a1b2c.csv"
-            old = f"cd .mcp-sandbox/output && touch -d @{LONG_AGO} {names}"
-            assert (await runtime.exec(f"mkdir -p .mcp-sandbox/output; {old}")).success
+            old = f"cd ~/.mcp-sandbox/output && touch -d @{LONG_AGO} {names}"
+            assert (await runtime.exec(f"mkdir -p ~/.mcp-sandbox/output; {old}")).success
             result = await runtime.exec("seq 1 20000")
     assert result.output_file
     assert sorted(path.name for path in kept.iterdir()) == sorted(
         ["results.txt", "1d-report.txt", "1d-0a1b2c.csv", Path(result.output_file).name]
     )
+
+
+async def test_what_an_earlier_version_kept_in_the_workspace_moves_to_the_home(
+    backend: Backend, spec: SandboxSpec
+) -> None:
+    kept = "1d-0a1b2c.txt 1d-0a1b2c-1.png"
+    plant = (
+        f"mkdir -p .mcp-sandbox/output; cd .mcp-sandbox; echo '*' > .gitignore; cd output; "
+        f"echo long > {OURS}; echo picture > 1d-0a1b2c-1.png; touch -d '3 days ago' {kept}"
+    )
+    with anyio.fail_after(60):
+        async with made(backend, spec) as sandbox, connected(sandbox) as runtime:
+            assert (await runtime.exec(plant)).success
+        async with made(backend, spec) as sandbox, connected(sandbox) as runtime:
+            assert (await runtime.exec("ls -A")).stdout == ""
+            old = await runtime.files.read(f"/workspace/.mcp-sandbox/output/{OURS}")
+            assert old == b"long\n"
+            age = f"cd ~/.mcp-sandbox/output; find {kept} -mtime +1 -mtime -4 | wc -l"
+            assert (await runtime.exec(age)).stdout == "2\n"
+            # What a user has put there stays.
+            assert (await runtime.exec(f"{plant}; echo mine > notes.md")).success
+        async with made(backend, spec) as sandbox, connected(sandbox) as runtime:
+            found = await runtime.exec("find .mcp-sandbox -type f")
+            assert "notes.md" in found.stdout

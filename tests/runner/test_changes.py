@@ -3,6 +3,7 @@
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,6 +23,12 @@ def a_tick_later() -> None:
         time.sleep(0.001)
 
 
+def ended(top: Path, names: SeenNames) -> tuple[Any, Any, Any]:
+    """The paths, by index which of them are new, and the counts."""
+    told = names.end(str(top))
+    return told["changed"], told["created"], told["counts"]
+
+
 def begun(top: Path, names: SeenNames | None = None) -> SeenNames:
     names = names or SeenNames()
     a_tick_later()
@@ -39,7 +46,7 @@ def test_what_comes_changes_and_goes_is_told_apart(tmp_path: Path) -> None:
     os.replace(tmp_path / "other", tmp_path / "replaced")
     os.rename(tmp_path / "moved", tmp_path / "here")
     os.rename(tmp_path / "sub", tmp_path / "dir")
-    assert names.end(str(tmp_path)) == (["edited", "here", "replaced"], [2, 2, 2])
+    assert ended(tmp_path, names) == (["edited", "here", "replaced"], [1], [2, 2, 2])
 
 
 def test_what_others_did_before_a_command_is_not_its_doing(tmp_path: Path) -> None:
@@ -51,7 +58,7 @@ def test_what_others_did_before_a_command_is_not_its_doing(tmp_path: Path) -> No
     (tmp_path / "sub/tool").write_text("1")
     begun(tmp_path, names)
     (tmp_path / "sub/tool").write_text("2")
-    assert names.end(str(tmp_path)) == (["sub/tool"], [0, 1, 0])
+    assert ended(tmp_path, names) == (["sub/tool"], [], [0, 1, 0])
 
 
 def test_a_name_that_comes_within_the_same_tick_is_seen(tmp_path: Path) -> None:
@@ -59,7 +66,7 @@ def test_a_name_that_comes_within_the_same_tick_is_seen(tmp_path: Path) -> None:
     for number in range(50):
         names.begin(str(tmp_path))
         (tmp_path / str(number)).write_text("1")
-        counts = names.end(str(tmp_path))[1]
+        counts = ended(tmp_path, names)[2]
         assert counts is not None
         assert counts[::2] == [1, 0]
 
@@ -68,7 +75,7 @@ def test_numbers_in_names_are_sorted_by_their_value(tmp_path: Path) -> None:
     names = begun(tmp_path)
     for name in ("a10", "a9", "b", "10", "9", "a9b", "²", "x" * 200):
         (tmp_path / name).write_text("1")
-    assert names.end(str(tmp_path))[0] == ["9", "10", "a9", "a9b", "a10", "b", "x" * 200, "²"]
+    assert ended(tmp_path, names)[0] == ["9", "10", "a9", "a9b", "a10", "b", "x" * 200, "²"]
 
 
 def test_too_much_to_see_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,15 +83,15 @@ def test_too_much_to_see_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     names = begun(tmp_path)
     with monkeypatch.context() as hurried:
         hurried.setattr(worker, "_BUDGET_S", -1)
-        assert names.end(str(tmp_path)) == (None, None)
+        assert ended(tmp_path, names) == (None, None, None)
     begun(tmp_path, names)
     (tmp_path / "f").write_text("1")
-    assert names.end(str(tmp_path)) == (["f"], None)
+    assert ended(tmp_path, names) == (["f"], None, None)
     begun(tmp_path, names)
     (tmp_path / "f").unlink()
-    assert names.end(str(tmp_path)) == ([], [0, 0, 1])
+    assert ended(tmp_path, names) == ([], [], [0, 0, 1])
 
 
 def test_what_is_gone_altogether_is_not_known(tmp_path: Path) -> None:
     names = begun(tmp_path)
-    assert names.end(str(tmp_path / "absent")) == (None, None)
+    assert ended(tmp_path / "absent", names) == (None, None, None)

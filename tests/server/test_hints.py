@@ -19,6 +19,12 @@ FAILED = ExecResult(stdout="", stderr="", exit_code=1, duration_ms=7, offline=Tr
         "psycopg2.OperationalError: connection failed: Network is unreachable",
         "npm error code EAI_AGAIN",
         "java.net.UnknownHostException: repo.maven.apache.org",
+        "[ERROR] Could not transfer artifact: Unknown host repo.maven.apache.org",
+        "[ERROR] No plugin found for prefix 'archetype' in the current project and in the plugin "
+        "groups [org.apache.maven.plugins] available from the repositories",
+        "Warning: unable to access index for repository https://cran.r-project.org/src/contrib:",
+        "ERROR:  Could not find a valid gem 'rake' (>= 0), here is why: Unable to download data "
+        "from https://rubygems.org/ - no such name (https://rubygems.org/specs.4.8.gz)",
         "curl: (7) Failed to connect to 192.0.2.1 port 80 after 1 ms: Couldn't connect to server",
     ],
 )
@@ -40,6 +46,10 @@ async def test_a_failure_for_want_of_a_network_is_explained(said: str) -> None:
         "No module named 'utils'",
         "No module named 'numpy.nothing'; 'numpy' is not a package",
         "No module named 'winreg'",
+        "bash: line 1: deploy: command not found",
+        "cat: make: No such file or directory",
+        "error: command 'gcc' failed with exit code 1",
+        "HTTP 404: not found",
     ],
 )
 async def test_a_mistake_of_the_code_is_left_to_it(said: str) -> None:
@@ -60,6 +70,47 @@ async def test_a_missing_module_says_what_has_it(said: str) -> None:
     ]
     assert await hints(replace(FAILED, stderr=said, offline=False), "", "bash") == [
         f"cv2 is not installed: `pip install opencv-python-headless` may help, or {where}"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("said", "name", "offer"),
+    [
+        ("bash: line 1: gdb: command not found\n", "gdb", ""),
+        ("sh: 1: cmake: not found\n", "cmake", ""),
+        ("make: g++: No such file or directory\nmake: *** [all] Error 127\n", "g++", ""),
+        ("error: command 'x86_64-linux-gnu-gcc' failed: No such file or directory\n", "gcc", ""),
+        ('cgo: C compiler "gcc" not found: exec: "gcc": executable file not found', "gcc", ""),
+        ("error: cannot run ssh: No such file or directory\nfatal: unable to fork", "ssh", ""),
+        (
+            "/usr/bin/env: \N{LEFT SINGLE QUOTATION MARK}cmake': No such file or directory\n",
+            "cmake",
+            "",
+        ),
+        ("Error: spawn gdb ENOENT\n", "gdb", ""),
+        ("FileNotFoundError: [Errno 2] No such file or directory: 'make'\n", "make", ""),
+        (
+            "bash: line 1: pytest: command not found\n",
+            "pytest",
+            "`pip install pytest` may help, or ",
+        ),
+        (
+            "/usr/bin/python3: No module named pytest\n",
+            "pytest",
+            "`pip install pytest` may help, or ",
+        ),
+    ],
+)
+async def test_a_missing_program_says_what_has_it(said: str, name: str, offer: str) -> None:
+    where = (
+        "the operator can make an image for the docker backend that has it, `mcp-sandbox images "
+        "recipe build` prints how"
+    )
+    assert await hints(replace(FAILED, stderr=said), "", "bash") == [
+        f"{name} is not installed: {where}"
+    ]
+    assert await hints(replace(FAILED, stderr=said, offline=False), "", "bash") == [
+        f"{name} is not installed: {offer}{where}"
     ]
 
 

@@ -7,12 +7,17 @@ import json
 import re
 from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import anyio
 import pytest
 from mcp import Client
+from mcp.server.mcpserver import MCPServer
+from mcp.types import CallToolResult
+from pydantic import BaseModel, Field
 
+from mcp_sandbox.server.tool import CHANGES, build_tool
+from mcp_sandbox.sessions.session import Session
 from tests.server.scripted import ScriptedSession, server_of, shipped_skills, text_of
 from tests.server.test_real_sandbox import Tools, tools_of
 
@@ -342,6 +347,39 @@ async def test_the_rest_is_refused_with_a_way_out(
     told = await tools.error(tool, **given)
     assert said in told
     assert len(told) < 700
+
+
+class Edit(BaseModel):
+    old: str
+
+
+async def edit(
+    session: Session,
+    edits: Annotated[list[Edit], Field(max_length=3)],
+    first: Edit,
+    last: Edit | None = None,
+    texts: list[dict[str, str]] | None = None,
+) -> CallToolResult:
+    raise NotImplementedError
+
+
+OBJECTS: list[tuple[dict[str, Any], str]] = [
+    ({}, "edits is missing: give a list of objects with 0 to 3 of them."),
+    ({"edits": 5}, "edits must be a list of objects with 0 to 3 of them, not 5."),
+    ({"edits": [{"old": 1}]}, "edits: the value of '0.old' must be text, not 1."),
+    ({"edits": [{"new": "a"}]}, "edits: the value of '0.old' is missing in an object of 1."),
+    ({"edits": ["a"]}, "edits: the value of '0' must be an object, not \"a\"."),
+    ({"first": 5}, "first must be an object, not 5."),
+    ({"last": [1]}, "last must be an object, not a list of 1."),
+    ({"texts": 5}, "texts must be a list of objects, not 5."),
+]
+
+
+@pytest.mark.parametrize(("arguments", "says"), OBJECTS)
+async def test_what_takes_objects_says_so(arguments: dict[str, Any], says: str) -> None:
+    server = MCPServer("edits", tools=[build_tool(edit, title="Edit", annotations=CHANGES)])
+    async with Client(server) as client:
+        assert says in text_of(await client.call_tool("edit", arguments))
 
 
 def test_every_tool_has_its_rows() -> None:

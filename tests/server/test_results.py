@@ -55,7 +55,7 @@ def test_output_alone_is_one_block() -> None:
 )
 def test_what_goes_on_says_how_long_it_may(left_s: float, form: str) -> None:
     *_, last = blocks(ended(exit_code=None, running=True, process="p1-abc", left_s=left_s))
-    assert re.search(rf"goes on as p1-abc after \d+ s, at most until {form}; ", last)
+    assert re.search(rf"goes on as p1-abc after \d+ s, at most until {form} UTC; ", last)
 
 
 def test_silence_is_said() -> None:
@@ -102,6 +102,14 @@ def test_how_many_changed_files_are_not_named_is_said(counts: dict[str, int], sa
             {"process": "p1-abc", "exit_code": None, "signal": "SIGTERM", "stopped": True},
             "[p1-abc has ended after 0 s: stopped after 0 s]",
         ),
+        (
+            {"stdout": "1%\r2%\r3%\n", "stderr": "a\rb\r5 s left\r4 s left"},
+            "[3 lines left out, as the next began with a carriage return: add | tr '\\r' '\\n' to",
+        ),
+        (
+            {"stdout": "9 s\r8 s", "output_file": "/f"},
+            "[1 line left out, as the next began with a carriage return: exec tr '\\r' '\\n' < /f]",
+        ),
         ({"exit_code": None, "signal": "SIGSEGV"}, "[killed by signal SIGSEGV]"),
         ({"exit_code": 137, "out_of_memory": True}, "[killed: out of memory"),
         ({"exit_code": None, "killed_because": "workspace full"}, "[killed: workspace full]"),
@@ -119,16 +127,16 @@ def test_what_goes_on_is_no_error_and_says_how_to_wait_for_it() -> None:
         process="p3-7fq",
         running=True,
         left_s=600,
-        output_file="/workspace/.mcp-sandbox/output/1.txt",
+        output_file="/home/sandbox/.mcp-sandbox/output/1.txt",
     )
     result = results.format_exec(going)
     assert not result.is_error
     out, ending = blocks(going)
     assert out == "a\n"
     assert re.fullmatch(
-        r"\[goes on as p3-7fq after 45 s, at most until \d\d:\d\d; process action=wait id=p3-7fq "
-        r"waits for its end, action=stop ends it; its whole output: "
-        r"read_file path=/workspace/\.mcp-sandbox/output/1\.txt\]",
+        r"\[goes on as p3-7fq after 45 s, at most until \d\d:\d\d UTC; process action=wait "
+        r"id=p3-7fq waits for its end, action=stop ends it; its whole output: "
+        r"read_file path=/home/sandbox/\.mcp-sandbox/output/1\.txt\]",
         ending,
     )
     assert (meta(result)["process"], meta(result)["running"]) == ("p3-7fq", True)
@@ -154,7 +162,7 @@ def test_the_last_lines_alone_are_shown_and_counted() -> None:
 
 
 def test_what_was_printed_since_the_last_answer_is_found_in_the_file_by_its_bytes() -> None:
-    path = "/workspace/.mcp-sandbox/output/1.txt"
+    path = "/home/sandbox/.mcp-sandbox/output/1.txt"
     out = "".join(f"{number}\n" for number in range(20_000))
     later = ended(stdout=out, stdout_bytes=len(out), output_file=path)
     text = text_of(results.format_exec(replace(later, stdout_from=460, stderr_from=40)))
@@ -209,7 +217,7 @@ def test_long_output_keeps_head_and_tail_and_says_how_to_read_the_rest() -> None
     out = "".join(f"{number}\n" for number in range(20_000))
     result = results.format_exec(
         ended(
-            stdout=out, stdout_bytes=len(out), output_file="/workspace/.mcp-sandbox/output/1.txt"
+            stdout=out, stdout_bytes=len(out), output_file="/home/sandbox/.mcp-sandbox/output/1.txt"
         ),
     )
     text = text_of(result)
@@ -218,7 +226,7 @@ def test_long_output_keeps_head_and_tail_and_says_how_to_read_the_rest() -> None
     assert text.endswith("19999\n")
     head, _, rest = text.partition("\n[… ")
     next_line = head.count("\n") + 1
-    assert f"read_file path=/workspace/.mcp-sandbox/output/1.txt offset={next_line} …]" in rest
+    assert f"read_file path=/home/sandbox/.mcp-sandbox/output/1.txt offset={next_line} …]" in rest
     assert meta(result)["truncated"] is True
 
 
@@ -260,9 +268,11 @@ def test_the_machine_readable_form_is_in_meta() -> None:
         "stderr_bytes": 0,
         "output_file": None,
         "changed_files": [],
+        "created_files": [],
         "file_counts": None,
         "process": None,
         "running": False,
+        "backend": "",
     }
 
 
@@ -369,10 +379,27 @@ def test_edit_shows_the_diff_and_a_dry_run_says_that_nothing_was_written() -> No
 
 
 def test_glob_and_grep_say_when_nothing_matches() -> None:
+    hinted = GrepResult((), 0, 0, truncated=False, hint="a|b\x1b matches")
+    assert text_of(results.format_grep(hinted)) == "[nothing matches: a|b␛ matches]"
+    unsure = GlobResult((), 0, truncated=True)
+    assert "not all was looked at" in text_of(results.format_glob(unsure))
     assert text_of(results.format_glob(GlobResult((), 0, truncated=False))) == "[nothing matches]"
     assert text_of(results.format_grep(GrepResult((), 0, 0, truncated=False))) == (
         "[nothing matches]"
     )
+
+
+def test_what_was_left_out_is_named_where_the_result_ends() -> None:
+    left = ("v/", "a\x1bb/")
+    found = results.format_grep(GrepResult(("a:1:b",), 1, 1, truncated=False, left_out=left))
+    assert text_of(found) == "a:1:b\n[1 match in 1 file, v/, a␛b/ left out]"
+    nothing = results.format_glob(GlobResult((), 0, truncated=False, left_out=left[:1]))
+    assert text_of(nothing) == "[nothing matches, v/ left out]"
+    many = tuple(f"{number}/" for number in range(9))
+    some = results.format_glob(GlobResult(("a",), 1, truncated=False, left_out=many))
+    assert text_of(some) == "a\n[0/, 1/, 2/, 3/, 4/ and more left out]"
+    listed = fit_files(Listing("/workspace", (), 0, truncated=False, left_out=left[:1]))
+    assert listed.structured_content["note"] == "v/ left out"
 
 
 def test_glob_and_grep_stay_within_the_bound() -> None:

@@ -2,12 +2,15 @@
 
 import json
 import logging
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import anyio
 import pytest
 from mcp import Client
 from mcp.shared.exceptions import MCPError
+from mcp.types import Implementation
 
 from mcp_sandbox import errors
 from mcp_sandbox.config import CallsConfig
@@ -198,6 +201,45 @@ async def test_results_that_are_text_have_no_structured_content() -> None:
     result = await call(answering(DONE), "run_code", {"code": "print(42)"})
     assert (text_of(result), result.structured_content) == ("42\n", None)
     assert result.meta["mcp-sandbox/result"]["exit_code"] == 0
+
+
+@pytest.mark.parametrize("mode", ["auto", "legacy"])
+@pytest.mark.parametrize(
+    ("client", "told"),
+    [
+        ("claude-code", lambda text: [text, "[stderr]\nno", "[exit code 3]"]),
+        # It parses the first text, and takes no other JSON than objects.
+        (
+            "gemini-cli-mcp-client",
+            lambda text: [f"[stdout]\n{text}", "[stderr]\nno", "[exit code 3]"],
+        ),
+        # It joins the texts with nothing between them, and writes JSON anew.
+        (
+            "copilot-cli",
+            lambda text: [f"[stdout]\n{text.strip()}\n", "[stderr]\nno\n", "[exit code 3]\n"],
+        ),
+    ],
+)
+async def test_each_client_gets_the_output_so_that_it_can_show_it(
+    client: str, told: Callable[[str], list[str]], mode: Any
+) -> None:
+    info = Implementation(name=client, version="1")
+    for printed in ("42\n", "true", "[1]", '"a"', "null", "-1e3", '{"a": 1}'):
+        session = answering(replace(DONE, stdout=printed, stderr="no", exit_code=3))
+        async with Client(server_of(session), client_info=info, mode=mode) as agent:
+            result = await agent.call_tool("exec", MINIMAL["exec"])
+        assert [each.text for each in result.content if each.type == "text"] == told(printed)
+
+
+async def test_what_is_no_json_and_what_is_data_stays_as_it_is() -> None:
+    gemini = Implementation(name="gemini-cli-mcp-client", version="1")
+    listing = Listing("/workspace", (), 0, truncated=False)
+    for tool, answer in (("exec", replace(DONE, stdout="1 2")), ("list_files", listing)):
+        heard = list[Any]()
+        for info in (gemini, None):
+            async with Client(server_of(answering(answer)), client_info=info) as agent:
+                heard.append((await agent.call_tool(tool, MINIMAL[tool])).content)
+        assert heard[0] == heard[1]
 
 
 async def test_a_listing_is_structured() -> None:

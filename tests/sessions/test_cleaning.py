@@ -21,7 +21,7 @@ from mcp_sandbox.workspace.directory import Workspaces
 from mcp_sandbox.workspace.projects import ClientFolders, Projects
 from mcp_sandbox.workspace.retention import WATCHED_S
 from mcp_sandbox.workspace.users import SandboxUsers
-from tests.sessions.clocks import SetClock
+from tests.sessions.clocks import NOON, SetClock
 
 OWNER = (os.geteuid(), os.getegid())
 USERS = SandboxUsers(one=OWNER)
@@ -279,15 +279,27 @@ async def test_a_chat_whose_files_are_gone_is_forgotten(tmp_path: Path, clock: S
         assert await server.known() == []
 
 
-async def test_a_prepared_chat_is_known_before_it_has_files_and_forgotten_like_others(
-    tmp_path: Path, clock: SetClock
+@pytest.mark.parametrize(
+    ("name", "value", "lasts_s"),
+    [
+        (CONTROL, {"project": None}, 7 * DAY_S),
+        ("memory", {"runs": 1, "until_s": 0}, 7 * DAY_S),
+        ("assistant", {"name": "writer"}, 7 * DAY_S),
+        ("approvals", [{"state": "open", "until_s": NOON + 3600}], 3600),
+        ("approvals", [{"state": "no", "until_s": NOON}, {"until_s": NOON + 600}], 600),
+        ("egress", [{"host": "a.example", "until_s": NOON + 30 * DAY_S}], 30 * DAY_S),
+        ("egress", [], 0),
+    ],
+)
+async def test_what_is_kept_of_a_chat_without_files_lasts_until_it_is_over(
+    tmp_path: Path, clock: SetClock, name: str, value: object, lasts_s: float
 ) -> None:
     async with served(tmp_path, clock) as server:
-        await server.records.keep(OLD, CONTROL, lambda _: {"project": None}, clock().wall_s)
-        clock.pass_(6 * DAY_S)
+        await server.records.keep(OLD, name, lambda _: value, clock().wall_s)
+        clock.pass_(max(0, lasts_s - 1))
         await server.cleaning.tidy()
-        assert await server.known() == [OLD]
-        clock.pass_(2 * DAY_S)
+        assert await server.known() == ([OLD] if lasts_s else [])
+        clock.pass_(2)
         await server.cleaning.tidy()
         assert await server.known() == []
 

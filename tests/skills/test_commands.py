@@ -1,6 +1,7 @@
 """`mcp-sandbox skills …` as a person uses it."""
 
 import json
+import os
 import subprocess
 import zipfile
 from collections.abc import Callable
@@ -222,6 +223,28 @@ def test_validate_tells_problems_in_every_format(run: Run, tmp_path: Path) -> No
     assert place["artifactLocation"]["uri"] == "skills/loose/SKILL.md"
     assert run("validate").exit_code == 2
     assert run("validate", "skills", "--format", "xml").exit_code == 2
+
+
+NO_FILES: dict[str, tuple[str, Callable[[Path], object]]] = {
+    "link": ("SKILL.md is a symbolic link", lambda place: place.symlink_to("/etc/passwd")),
+    "broken": ("SKILL.md is a symbolic link", lambda place: place.symlink_to("nowhere")),
+    "pipe": ("SKILL.md is not a regular file", os.mkfifo),
+    "folder": ("SKILL.md is not a regular file", Path.mkdir),
+    "spelled": ("skill.md is not a", lambda place: os.mkfifo(place.with_name("skill.md"))),
+}
+
+
+@pytest.mark.parametrize("name", NO_FILES)
+def test_a_document_that_is_no_file_is_told_as_what_it_is(
+    run: Run, tmp_path: Path, name: str
+) -> None:
+    says, make = NO_FILES[name]
+    (tmp_path / name).mkdir()
+    make(tmp_path / name / "SKILL.md")
+    (row,) = rows(run("validate", name, "--format", "json"))
+    assert says in row["reason"]
+    os.mkfifo(tmp_path / "alone")
+    assert "is no folder: name a skill's" in failure(run("validate", "alone"))
 
 
 def test_skill_is_named_by_its_folder_however_one_gets_there(

@@ -1,6 +1,7 @@
 """The places whose sandboxes may be out of sight for a while, each behind what makes them so."""
 
 import os
+import signal
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from tests import rclone
 from tests.backends.containers import ENGINE_SOCKET
 from tests.conftest import configured
 from tests.e2b_server import serving
+from tests.e2e.faults.engine import Engine
 from tests.kubernetes.cluster import Cluster
 from tests.unreachable.proxy import FAULTS, proxied
 
@@ -70,6 +72,8 @@ EVERY = [
     for name, marks in _MARKS.items()
     for fault in (*FAULTS, *(NODES if name.startswith("kubernetes") else ()))
 ]
+# Another engine takes all cores as it starts.
+HERE = pytest.param("engine here", "is killed", marks=[*_DOCKER, pytest.mark.alone])
 
 
 def limit_waits(patch: pytest.MonkeyPatch) -> None:
@@ -93,13 +97,31 @@ async def _docker(name: str, root: Path) -> AsyncGenerator[Place]:
     path = Path(f"/tmp/mcp-sandbox-test-{os.getpid()}.sock") if by_socket else None
     async with proxied(_dial_engine, path) as proxy:
         host = f"unix://{path}" if path else f"tcp://127.0.0.1:{proxy.port}"
-        runtime = "runsc" if name.startswith("runsc") else ""
-        docker = DockerConfig(host=host, runtime=runtime)
-        store = rclone.shared().settings(prefix=f"at{os.urandom(8).hex()}")
-        config = Config(data_dir=root, backend="docker", docker=docker, storage=store)
-        yield Place(name, config, proxy.set)
+        yield Place(name, _at(host, name, root), proxy.set)
     if path:
         path.unlink(missing_ok=True)
+
+
+def _at(host: str, name: str, root: Path) -> Config:
+    docker = DockerConfig(host=host, runtime="runsc" if name.startswith("runsc") else "")
+    store = rclone.shared().settings(prefix=f"at{os.urandom(8).hex()}")
+    return Config(data_dir=root, backend="docker", docker=docker, storage=store)
+
+
+@asynccontextmanager
+async def _engine_here(name: str, root: Path, engine: Engine) -> AsyncGenerator[Place]:
+    """An engine of ours, which is killed and started again: that ends what it has running."""
+    is_up = True
+
+    async def strike(fault: str | None) -> None:
+        nonlocal is_up
+        if fault:
+            await to_thread.run_sync(engine.end, signal.SIGKILL)
+        elif not is_up:
+            await to_thread.run_sync(engine.start_again)
+        is_up = fault is None
+
+    yield Place(name, _at(engine.address, name, root), strike)
 
 
 @asynccontextmanager
@@ -157,6 +179,8 @@ def place_of(
             pytest.skip("a real cluster is not to be broken")
         fake.reset()
         return _cluster(name, root, fake, patch)
+    if name == "engine here":
+        return _engine_here(name, root, request.getfixturevalue("engine"))
     return _docker(name, root)
 
 

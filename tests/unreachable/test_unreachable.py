@@ -3,7 +3,7 @@
 import gc
 import random
 import re
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,8 +17,9 @@ from mcp_sandbox.models import ChatId
 from mcp_sandbox.server.errors import text_for_model
 from mcp_sandbox.sessions.manager import SessionManager
 from mcp_sandbox.sessions.session import Session
+from tests.e2e.faults.engine import Engine, absent, own_engine
 from tests.sessions.clocks import SetClock
-from tests.unreachable.places import EVERY, Place, place_of, save_due
+from tests.unreachable.places import EVERY, HERE, Place, place_of, save_due
 
 CHAT = ChatId("tester", "far")
 DAY_S = 24 * 3600.0
@@ -40,6 +41,14 @@ async def place(
         found.config = found.config.model_copy(update={"sessions": sessions})
         yield found
     gc.collect()
+
+
+@pytest.fixture(scope="module")
+def engine() -> Generator[Engine]:
+    if reason := absent():
+        pytest.skip(reason)
+    with own_engine() as started:
+        yield started
 
 
 async def ids(config: Config) -> list[str]:
@@ -86,7 +95,8 @@ async def succeed(work: Callable[[], Awaitable[object]]) -> object:
 
 
 async def look(session: Session) -> list[str]:
-    found = await succeed(lambda: session.exec("cat file; kill -0 $(cat pid) && echo goes on"))
+    look = "cat file; grep -q 86371 /proc/$(cat pid)/cmdline && echo goes on"
+    found = await succeed(lambda: session.exec(look))
     return found.stdout.splitlines()  # type: ignore[attr-defined, no-any-return]
 
 
@@ -141,13 +151,29 @@ async def test_what_is_out_of_sight_is_left_as_it_is(place: Place, fault: str) -
         assert (await look(session))[0] == "second"
 
 
+@pytest.mark.parametrize(("name", "fault"), [HERE])
+async def test_an_engine_that_starts_again_ends_what_ran_and_that_is_said(
+    place: Place, fault: str
+) -> None:
+    async with open_manager(place.config) as manager:
+        session = await manager.session(CHAT)
+        await session.exec("echo first > file; nohup sleep 86371 >/dev/null 2>&1 & echo $! > pid")
+        await place.strike(fault)
+        works = (lambda: manager.pause(CHAT), lambda: session.exec("echo second > file"))
+        said = [await told(work) for work in works]
+        await place.strike(None)
+        assert not [text for text in said if UNTRUE.search(text)]
+        assert await look(session) == ["second"]
+        assert any("sleep 86371" in text for text in await session.take_notices())
+
+
 async def _write(session: Session, until: anyio.Event) -> tuple[int, int]:
     """Write numbers until told to end; return the last that was acknowledged, and the last."""
     acknowledged = number = 0
     while not until.is_set():
         number += 1
         with suppress(OperatorError, SandboxGone):
-            await session.exec(f"echo {number} > note")
+            await session.exec(f"echo {number} > new && mv new note")
             acknowledged = number
     return acknowledged, number
 
@@ -169,13 +195,13 @@ async def _disturb(manager: SessionManager, until: anyio.Event) -> None:
 
 @pytest.mark.whole
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize(("name", "fault"), EVERY)
+@pytest.mark.parametrize(("name", "fault"), [*EVERY, HERE])
 async def test_strikes_at_any_moment_lose_no_byte_and_make_no_second_sandbox(
     place: Place, fault: str
 ) -> None:
     async with open_manager(place.config) as manager:
         session = await manager.session(CHAT)
-        for number in range(10):
+        for number in range(11):
             random.seed(f"{fault} {number}")
             ended, found = anyio.Event(), list[tuple[int, int]]()
 

@@ -129,21 +129,32 @@ async def test_an_expensive_tree_is_measured_less_often() -> None:
         assert disk.measured == 2
 
 
-async def test_after_a_deletion_a_full_chat_may_write_at_once() -> None:
+@pytest.mark.parametrize("noted", [True, False])
+async def test_after_a_deletion_a_full_chat_may_write_at_once(*, noted: bool) -> None:
+    """Also if what deletes is no call: a process in the background, or a person on the host."""
     disk = Disk()
-    disk.usage = TreeUsage(200 * MIB, 10)
+    disk.usage, disk.cost_s = TreeUsage(200 * MIB, 10), 1.0
     meter = disk.meter()
     with anyio.fail_after(5):
         assert await meter.find_problem() is not None
+        disk.now += 0.1
         with pytest.raises(WorkspaceFull):
             await meter.check_room()
-        assert disk.measured == 1
-        disk.usage = TreeUsage(20 * MIB, 10)
-        meter.note_change()
-        await meter.check_room(adding=79 * MIB)
-        with pytest.raises(WorkspaceFull):
-            await meter.check_room(adding=81 * MIB)
         assert disk.measured == 2
+        disk.now += 0.1
+        disk.usage = TreeUsage(20 * MIB, 10)
+        if noted:
+            meter.note_change()
+        await meter.check_room(adding=79 * MIB)
+        disk.now += 0.1
+        with pytest.raises(WorkspaceFull):
+            await meter.check_room(adding=2 * MIB)
+        disk.free = FreeSpace(10 * MIB, None)
+        disk.now += 100
+        assert await meter.find_problem() is not None
+        disk.free = PLENTY
+        disk.now += 0.1
+        assert await meter.find_problem() is None
 
 
 async def test_an_overshooting_call_is_noticed() -> None:

@@ -46,6 +46,7 @@ def test_a_name_carries_its_time() -> None:
     assert name.startswith("20231114T221320Z-")
     assert trash.discarded_at(name) == NOON
     assert name != trash.item_name(NOON + 0.7)
+    assert trash.item_name(NOON + 0.6999) < name < trash.item_name(NOON + 0.7001)
 
 
 @pytest.mark.parametrize(

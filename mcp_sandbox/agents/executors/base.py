@@ -44,14 +44,14 @@ class ModelAccess:
 class Run:
     """One request to an agent. `folder` is its own, inside, and gone with it.
 
-    `resumed`: the id of the conversation to go on with, if any. `record`: where the program keeps
-    it; "" is one that has not begun.
+    `kept_as`: the id by which the program's record of it is found again. `record`: the one to go
+    on with; "" begins anew.
     """
 
     folder: str
     conversation: Conversation
     way: ModelAccess
-    resumed: str = ""
+    kept_as: str = ""
     record: str = ""
 
 
@@ -69,7 +69,7 @@ class Executor(Protocol):
     """Runs an agent program once; it is read from the arguments of the program.
 
     `image` has it; `protocols` are those it reaches its model by. `prepare` is shell code that
-    makes the sandbox ready, and prints the record of conversation $1.
+    makes the sandbox ready, and prints the last record of conversation $1.
     """
 
     name: ClassVar[str]

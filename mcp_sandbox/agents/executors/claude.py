@@ -1,8 +1,9 @@
-"""The Claude command line, as of version 2.1.328."""
+"""The Claude command line, as of version 2.1.332."""
 
 import json
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import PurePosixPath
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field
@@ -25,8 +26,9 @@ _PREPARE = """
 if [ -d /opt/skills ] && ! [ -e .claude/skills -o -L .claude/skills ]; then
   mkdir -p .claude && ln -sT /opt/skills .claude/skills || [ -e .claude/skills ] || exit
 fi
-[ -z "$1" ] || find ~/.claude/projects -mindepth 2 -maxdepth 2 -name "$1.jsonl" 2>/dev/null
-exit 0
+[ -z "$1" ] || python3 -ISc 'import glob, os, sys
+print(max(glob.glob(sys.argv[1]), key=os.path.getmtime, default=""))
+' ~/.claude/projects/"*/${1%-*}-*.jsonl" || true
 """
 # The router, which asks a service of the other protocol, has the run's folder for its home.
 _ROUTER = ".claude-code-router/config.json"
@@ -46,7 +48,8 @@ done
 class Claude(PromptInput):
     """Runs Claude, which may do all that its user inside may: the sandbox is the wall.
 
-    In another mode than bypassPermissions it can run no program, as there is no person to ask.
+    In another mode than bypassPermissions it can run no program, as there is no person to ask; the
+    host's tools that its assistant names are allowed in each.
     """
 
     name: ClassVar[str] = "claude"
@@ -67,20 +70,23 @@ class Claude(PromptInput):
 
     def command(self, run: Run) -> Program:
         talk, model = run.conversation, self.model or run.way.model
+        # The records of a conversation have ids that begin alike.
+        session = PurePosixPath(run.record).stem or run.kept_as[:24] + secrets.token_hex(6)
+        tools = [f"mcp__host__{each}" for each in run.way.tool_names]
         # Both are the model service's, which would be a network.
         offline = () if run.way.online else ("WebSearch", "WebFetch")
         options: dict[str, tuple[object, ...]] = {
             "--input-format": ("stream-json",),
             "--output-format": ("stream-json",),
             "--permission-mode": (self.permission_mode,),
-            "--resume" if run.record else "--session-id": (run.resumed,),
+            "--resume" if run.record else "--session-id": (session,),
             "--system-prompt-file": (talk.system and f"{run.folder}/system.md",),
             # Else a conversation that goes on keeps its first instructions.
             "--system-prompt-snapshot": ("off",),
             "--max-turns": (self.max_turns,),
             "--max-budget-usd": (self.max_budget_usd,),
             "--model": (model,),
-            "--allowed-tools": self.allowed_tools,
+            "--allowed-tools": (*self.allowed_tools, *tools),
             "--disallowed-tools": (*self.disallowed_tools, *offline),
         }
         words = ["claude", "-p", "--verbose", "--include-partial-messages"]

@@ -1,4 +1,4 @@
-"""The Codex command line, as of version 0.169; its model service speaks the Responses API."""
+"""The Codex command line, as of version 0.171; its model service speaks the Responses API."""
 
 import json
 from base64 import b64decode
@@ -9,10 +9,9 @@ from mcp_sandbox.agents import events as event_types
 from mcp_sandbox.agents.executors.base import Program, Run, Word
 from mcp_sandbox.agents.messages import PromptInput
 
-# A conversation that may be resumed has a home of its own, where it is the last one.
-_START = '[ -z "$0" ] || export CODEX_HOME=~/.codex/agents/"$0"; exec codex exec "$@"'
+# Each conversation has a home of its own, where its newest record is the last one.
+_START = 'export CODEX_HOME=~/.codex/agents/"$0"; exec codex exec "$@"'
 _PREPARE = """
-[ -n "$1" ] || exit 0
 mkdir -p ~/.codex/agents/"$1" && find ~/.codex/agents/"$1" -path '*/sessions/*.jsonl'
 """
 _SETTINGS: dict[str, object] = {
@@ -54,12 +53,11 @@ class Codex(PromptInput):
             settings["model_instructions_file"] = f"{run.folder}/system.md"
         settings |= {f"mcp_servers.host.{key}": value for key, value in run.way.tools.items()}
         words = ["--json", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"]
-        words += [] if run.resumed else ["--ephemeral"]
         words += [f"--config={key}={json.dumps(value)}" for key, value in settings.items()]
         words += [f"--image={run.folder}/{name}" for name in files]
         words += ["resume", "--last", "-"] if run.record else ["-"]
         return Program(
-            ["/bin/sh", "-c", _START, run.resumed, *words],
+            ["/bin/sh", "-c", _START, run.kept_as, *words],
             {"OPENAI_API_KEY": run.way.key},
             "\n\n".join(block["text"] for block in talk.prompt if block["type"] == "text").encode(),
             {"system.md": talk.system.encode(), **files},

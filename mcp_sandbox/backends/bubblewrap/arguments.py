@@ -6,8 +6,10 @@ without walls, everything. Order matters: a later mount covers an earlier one.
 
 import os
 import stat
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from mcp_sandbox.backends.runner_copy import GITCONFIG, name_user
@@ -22,12 +24,12 @@ _LINKED = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _MOST_BYTES = 4 * 1024 * 1024
 _COPIED = (
     *("ld.so.cache", "localtime", "mime.types", "protocols", "services"),
-    *("ssl/openssl.cnf", "debian_version"),
+    *("ssl/openssl.cnf", "debian_version", "os-release", "shells"),
 )
-_BOUND = ("alternatives", "fonts")
-# Useful only with a network; each makes a start slower.
-_COPIED_OPEN = ("resolv.conf",)
-_BOUND_OPEN = ("ssl/certs", "pki/tls/certs", "pki/ca-trust/extracted")
+# Without certificates programs say so, even where it is the network that is missing.
+_BOUND = ("alternatives", "fonts", "ssl/certs", "pki/tls/certs", "pki/ca-trust/extracted")
+# What programs look for without a link in /usr.
+_SETTINGS = ("ImageMagick-6", "ImageMagick-7", "ghostscript", "perl", "php", "xml")
 
 
 def show_host_root(targets: Collection[str], tmp: str, root: Path = Path("/")) -> list[str]:
@@ -158,7 +160,7 @@ def _shown(
             for path, number in descriptors.etc.items()
             for word in ("--perms", "0444", "--file", str(number), path)
         ),
-        *(word for path in etc_bound for word in ("--ro-bind", path, path)),
+        *(word for path in etc_bound for word in ("--ro-bind-try", path, path)),
         *("--dev", "/dev", *_tmpfs("/dev/shm", limits.shm_mb), "--remount-ro", "/dev"),  # noqa: S108
         *(*_tmpfs("/tmp", limits.tmp_mb), "--dir", "/var", "--symlink", "/tmp", "/var/tmp"),  # noqa: S108
     ]
@@ -198,9 +200,7 @@ class Etc:
 
 def make_etc(uid: int, gid: int, network: Network, host: Path = Path("/etc")) -> Etc:
     """Return the content of /etc for a user of that number. Blocks on the disk."""
-    is_open = network == "open"
-    copied = (*_COPIED, *_COPIED_OPEN) if is_open else _COPIED
-    binds = (*_BOUND, *_BOUND_OPEN) if is_open else _BOUND
+    copied = (*_COPIED, "resolv.conf") if network == "open" else _COPIED
     text = {
         **name_user(uid, gid),
         "hosts": "127.0.0.1 localhost sandbox\n::1 localhost sandbox\n",
@@ -209,8 +209,50 @@ def make_etc(uid: int, gid: int, network: Network, host: Path = Path("/etc")) ->
     }
     found = {name: content.encode() for name, content in text.items()} | {"gitconfig": GITCONFIG}
     found |= {name: data for name in copied if (data := _read_public_file(host / name)) is not None}
-    bound = tuple(f"/etc/{name}" for name in binds if (host / name).is_dir())
-    return Etc({f"/etc/{name}": data for name, data in found.items()}, bound)
+    # The variables of the host's users are not for a sandbox, nor the servers of its network.
+    taken = {name.split("/")[0] for name in (*found, *_BOUND, "environment", "resolv.conf")}
+    settings = _find_settings(host, host.stat().st_mtime_ns)
+    bound = [name for name in _BOUND if (host / name).is_dir()]
+    bound += [name for name in settings if name.split("/")[0] not in taken]
+    files = {f"/etc/{name}": data for name, data in found.items()}
+    return Etc(files, tuple(f"/etc/{name}" for name in bound))
+
+
+@lru_cache(maxsize=1)
+def _find_settings(host: Path, _changed_ns: int) -> tuple[str, ...]:
+    """Return the paths below the host's /etc of settings that everybody there may read."""
+    linked = _find_linked(str(host.parent / "usr"), f"{host}/")
+    tops = [host / name for name in sorted({*_SETTINGS, *linked})]
+    shown = [path for top in tops if not top.is_symlink() for path in _list_public(top)]
+    return tuple(str(path.relative_to(host)) for path in shown)
+
+
+def _find_linked(folder: str, etc: str, depth: int = 4) -> Iterator[str]:
+    """Yield the names in `etc` to which links below a folder lead."""
+    with suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_symlink():
+                target = os.path.normpath(Path(folder, Path(entry.path).readlink()))
+                if target.startswith(etc):
+                    yield target.removeprefix(etc).split("/")[0]
+            elif depth and entry.name != "doc" and entry.is_dir():
+                yield from _find_linked(entry.path, etc, depth - 1)
+
+
+def _list_public(path: Path) -> list[Path]:
+    """Return the fewest paths that show what everybody may read of a path and below it."""
+    try:
+        mode = path.lstat().st_mode
+        if stat.S_ISLNK(mode) or (stat.S_ISREG(mode) and mode & stat.S_IROTH):
+            return [path]
+        if not stat.S_ISDIR(mode) or mode & 0o5 != 0o5:
+            return []
+        below = sorted(path.iterdir())
+    except OSError:
+        return []
+    public = [each for entry in below for each in _list_public(entry)]
+    # Alone, a link would be followed out of the folder.
+    return [path] if public == below else [each for each in public if not each.is_symlink()]
 
 
 def _read_public_file(path: Path) -> bytes | None:

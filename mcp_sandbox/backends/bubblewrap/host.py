@@ -16,7 +16,7 @@ from mcp_sandbox.backends.bubblewrap.verify import limit_settings, list_wanted_l
 from mcp_sandbox.backends.runner_copy import beside_pid_1, environment
 from mcp_sandbox.backends.sandbox_records import sandbox_user
 from mcp_sandbox.errors import BackendUnavailable
-from mcp_sandbox.models import OURS, Limits, SandboxFacts, SandboxId, SandboxSpec
+from mcp_sandbox.models import HOME, OURS, Limits, SandboxFacts, SandboxId, SandboxSpec
 
 # Without one of these a sandbox would be weaker than promised, or could not be supervised.
 _NEEDED = (
@@ -27,8 +27,7 @@ _PYTHONS = ("/usr/bin/python3", "/usr/local/bin/python3")
 _SEARCH_PATH = "/usr/local/bin:/usr/bin:/bin"
 _HELP_LIMIT_S = 10.0
 _REFUSALS = ("permission", "not permitted", "namespace", "uid map", "rtm_newaddr", "mount proc")
-_HOME = "/home/sandbox"
-_PATH = f"{_HOME}/.local/bin:/usr/local/bin:/usr/bin:/bin:/opt/bin"
+_PATH = f"{HOME}/.local/bin:/usr/local/bin:/usr/bin:/bin:/opt/bin"
 _NETWORK = {
     "none": "none: only its own loopback",
     "open": (
@@ -218,7 +217,7 @@ class Host:
             uid=uid,
             gid=gid,
             spec=spec,
-            environment=beside_pid_1(environment(spec, _PATH, _HOME)) | own,
+            environment=beside_pid_1(environment(spec, _PATH)) | own,
             memory_group=self.cgroups.memory_view(sandbox_id),
             walls=self.walls,
         )
@@ -246,7 +245,7 @@ def limits_in_words(limits: Limits, controllers: frozenset[str], processors: int
     whole = ", all that this machine gives" if limits.cpus == processors else ""
     memory = f"{limits.memory_mb} MiB"
     return {
-        "memory": f"{memory} with swap (cgroup)"
+        "memory": f"{memory} with swap (cgroup); `free` shows the host's"
         if "memory" in controllers
         else f"{memory} of data for each process, no limit for all (rlimit): no writable cgroup",
         "cpus": f"{limits.cpus:g} (cgroup){whole}" if "cpu" in controllers else nothing,

@@ -246,7 +246,8 @@ def _limits(host_config: dict[str, Any], info: dict[str, Any]) -> dict[str, str]
     tmp = host_config["Tmpfs"]["/tmp"].split(",")  # noqa: S108 - inside the sandbox
     tmp_size = next(option for option in tmp if option.startswith("size="))
     return {
-        "memory": f"{memory // _MIB} MiB, {swap} (cgroup)",
+        "memory": f"{memory // _MIB} MiB, {swap} (cgroup)"
+        + "; `free` shows the host's" * (not gvisor),
         "cpus": f"{cpus:g} (cgroup){whole}",
         "pids": f"{host_config['PidsLimit']} (cgroup){threads}",
         "shm": f"{host_config['ShmSize'] // _MIB} MiB",

@@ -15,7 +15,7 @@ from typing import Any
 
 from mcp_sandbox.backends.runner_copy import MAIN, beside_pid_1, environment, list_process_limits
 from mcp_sandbox.backends.sandbox_records import find_missing_mounts, find_weak_status
-from mcp_sandbox.models import OURS, Limits, Mount, SandboxId, SandboxSpec
+from mcp_sandbox.models import HOME, OURS, Limits, Mount, SandboxId, SandboxSpec
 
 _EPERM = 1
 _ENOSYS = 38
@@ -81,7 +81,6 @@ RUNNER = f"{OURS}/{MAIN}"
 SOCKET_DIRECTORY = "/run/mcp-sandbox"
 SOCKET = f"{SOCKET_DIRECTORY}/runner.sock"
 STARTER = "starter"
-HOME = "/home/sandbox"
 PATH = f"{HOME}/.local/bin:/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
 MIB = 1024 * 1024
 # Fields of the request that are false or empty for every sandbox.
@@ -188,7 +187,7 @@ def container_body(spec: SandboxSpec, place: Placement) -> dict[str, Any]:
 
 
 def _environment(spec: SandboxSpec, place: Placement) -> list[str]:
-    usual = environment(spec, PATH, HOME)
+    usual = environment(spec, PATH)
     start = {"MCP_SANDBOX_STARTER": f"{SOCKET_DIRECTORY}/{STARTER}"}
     secret = {"MCP_SANDBOX_TOKEN": place.token, "MCP_SANDBOX_SOCKET": SOCKET}
     values = {

@@ -40,17 +40,16 @@ _SOCKET, _TOKEN = f"{_PLACE}/runner.sock", f"{_PLACE}/token"
 _START, _SECRET = f"{models.OURS}/start", f"{models.OURS}/secret"
 _SKILL = f"{models.OURS}/skill"
 _RELAY = f"exec python3 -I -S {models.RELAY} --lines --announce {_SOCKET} 5"
-_HOME = "/home/sandbox"
-_PATH = f"{_HOME}/.local/bin:/usr/local/bin:/usr/bin:/bin"
+_PATH = f"{models.HOME}/.local/bin:/usr/local/bin:/usr/bin:/bin"
 # A user without rights, as everywhere: E2B's own may become root.
 _SETUP = f"""set -e
 tar -xzf {_ARCHIVE} -C {models.OURS}
-mkdir -p /workspace {_HOME} {models.SKILLS}
+mkdir -p /workspace {models.HOME} {models.SKILLS}
 grep -q '^sandbox:' /etc/passwd || {{
-  echo 'sandbox:x:10001:10001::{_HOME}:/bin/bash' >>/etc/passwd
+  echo 'sandbox:x:10001:10001::{models.HOME}:/bin/bash' >>/etc/passwd
   echo 'sandbox:x:10001:' >>/etc/group
 }}
-chown 10001:10001 /workspace {_HOME}
+chown 10001:10001 /workspace {models.HOME}
 (umask 077; od -An -vtx1 -N32 /dev/urandom | tr -d ' \\n' >{_SECRET})
 """
 _CONNECT = f"import socket; socket.socket(socket.AF_UNIX).connect('{_SOCKET}')"
@@ -183,7 +182,7 @@ def _variables(spec: models.SandboxSpec) -> list[str]:
         "MCP_SANDBOX_IDLE_S": "1e6",
         "GIT_CONFIG_SYSTEM": f"{models.OURS}/gitconfig",
     }
-    values = beside_pid_1(environment(spec, _PATH, _HOME)) | own
+    values = beside_pid_1(environment(spec, _PATH)) | own
     return [f"{name}={value}" for name, value in values.items()]
 
 

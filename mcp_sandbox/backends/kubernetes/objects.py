@@ -27,6 +27,7 @@ from mcp_sandbox.backends.sandbox_records import new_id
 from mcp_sandbox.config import KubernetesConfig
 from mcp_sandbox.models import (
     CERTIFICATES,
+    HOME,
     OURS,
     RELAY,
     SKILLS,
@@ -55,7 +56,6 @@ SHAPE = "mcp-sandbox.template"
 # Of a Sandbox: else its controller would delete it at some time, and its files.
 KEPT = {"shutdownPolicy": "Retain", "shutdownTime": None}
 FILES = "files"
-HOME = "/home/sandbox"
 PATH = f"{HOME}/.local/bin:/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
 PYTHON = ["/usr/bin/python3", "-I", "-S"]
 USER = 10001
@@ -343,7 +343,7 @@ class Renderer:
             # Else it would count those of all pods of a node.
             most[resource.RLIMIT_NPROC] = made.limits.pids
         found = {
-            **beside_pid_1(environment(spec, PATH, HOME)),
+            **beside_pid_1(environment(spec, PATH)),
             "MCP_SANDBOX_TOKEN_PIPE": PIPE,
             "MCP_SANDBOX_RUNNER": made.runner,
             "MCP_SANDBOX_SOCKET": _SOCKET,
@@ -385,7 +385,7 @@ class Renderer:
             f"{seccomp}, read-only root",
             network=reached if made.network == "open" else none,
             limits={
-                "memory": f"{limits.memory_mb} MiB (cgroup)",
+                "memory": f"{limits.memory_mb} MiB (cgroup); `free` shows the node's",
                 "cpus": f"{limits.cpus:g} (cgroup)",
                 "pids": f"{limits.pids} (by the kernel, for the users of the pod)"
                 if self._has_own_users

@@ -10,6 +10,7 @@ from mcp_sandbox.runner.calls.shell import memory_of, remembering
 from mcp_sandbox.runner.kernel import processes
 from mcp_sandbox.runner.kernel.native import close, signal
 from mcp_sandbox.runner.wire.protocol import OpError
+from mcp_sandbox.runner.workers.fork_server import FILES
 from mcp_sandbox.runner.workers.pool import describe_processes
 from mcp_sandbox.runner.workers.programs import drop_unwatched
 from mcp_sandbox.runner.workers.worker import BASH, remove_code
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection
     from typing import Any
 
+    from mcp_sandbox.runner.calls.plain import TextSearch
     from mcp_sandbox.runner.kernel.loop import Loop, Timer
     from mcp_sandbox.runner.wire.connection import Reply
     from mcp_sandbox.runner.workers.fork_server import Notebook, WorkerHandle
@@ -39,7 +41,7 @@ _TRIES = 20
 _NAMED_OF_EACH, _MOST_NAMED = 5, 20
 _TRY_AGAIN_S = 0.05
 _LIVE_WINDOW = 512 * 1024  # Two pieces: one is read while the other is on its way.
-_MOST_UNTIL = 200 * 4
+_MOST_UNTIL = 200
 _NO_START = (
     "Python could not be started here. Something under ~/.local that Python loads at start-up may "
     "be broken: see what `python3 -c pass` says, or look at *.pth and usercustomize.py there"
@@ -84,7 +86,7 @@ class Command:
         self._begun = self._is_plain = self._out_of_memory = False
         self._why: str | None = None
         self._status: int | None = None
-        self._changed: dict[str, Any] = dict.fromkeys(("changed", "counts"))
+        self._changed: dict[str, Any] = dict.fromkeys(FILES)
         self._made_room = describe_processes([])
         self._job: dict[str, Any] = {}
         self._tries_left = _TRIES
@@ -166,12 +168,14 @@ class Command:
             self._failed(exc.code, exc.message)
 
     def _describe(self) -> dict[str, Any]:
-        keep = ("cwd", "env", "workspace", "grow", "name", "notebook", "tty", "timeout_s")
+        keep = ("cwd", "env", "workspace", "grow", "name", "kept", "notebook", "tty", "timeout_s")
         job = {"id": self.id, **{key: self._args.get(key) for key in keep}}
         if job["tty"]:
             job["env"] = {"TERM": "xterm-256color", **drop_unwatched(self._args["env"])}
         language = self._args.get("language")
         argv = _ARGV[language] if language else self._args["argv"]
+        if self._args.get("is_script"):
+            argv = [*argv, os.path.join(self._args["workspace"], "bash")]
         # A full path: PATH begins with directories that would be searched first.
         program = "/bin/bash" if language == "bash" else argv[0]
         gated = language == "bash"
@@ -228,7 +232,7 @@ class Command:
             for wait in [*self.waits]:
                 wait.look()
         elif message["e"] == "exit":
-            self._changed = {name: message[name] for name in self._changed}
+            self._changed = {name: message.get(name) for name in FILES}
             self._of_shell = message.get("shell") or []
             self._ended(message["status"])
         elif message["e"] == "fail":
@@ -310,7 +314,7 @@ class Command:
         self._status, self.ended_at = status, time.monotonic()
         if self._why == "cancelled" or self._worker is None or self.released:
             # While other calls run, no change of a file can be assigned to this command.
-            self._changed = dict.fromkeys(self._changed)
+            self._changed = dict.fromkeys(FILES)
         if status != 0 and self._why is None:
             self._out_of_memory = self._pool.memory.count_kills() > self._kills_before
         self._close()
@@ -339,7 +343,7 @@ class Command:
     def _answer(self, waits: list[Wait]) -> None:
         if not waits:
             return
-        before = self.streams.answer()
+        before = self.streams.answer(looked=not all(wait.early for wait in waits))
         for wait in [wait for wait in self.waits if wait in waits]:
             self.waits.remove(wait)
             wait.done(*self._result(None if wait.whole or self.streams.keyboard else before))
@@ -400,8 +404,11 @@ class Wait:
     """A call that waits for a command's end, for a text in its output, or for its release.
 
     The call that started the command owns it: cancelling that call kills the command. If the owner
-    is answered before the end, the command goes on without an owner.
+    is answered before the end, the command goes on without an owner. What an `early` answer has
+    contained, which comes while the command begins, is still new to the next.
     """
+
+    _search: TextSearch | None = None
 
     def __init__(self, reply: Reply, command: Command, op: str, args: dict[str, Any]) -> None:
         self.command = command
@@ -414,11 +421,13 @@ class Wait:
         self.takes = bool(args.get("take"))
         self._reply = reply
         self._live = _LIVE_WINDOW if self.takes or args.get("live") else 0
-        self._until = (args.get("until") or "").encode()
-        self._last: dict[str, bytes] = {}
-        self._released = False
-        if len(self._until) > _MOST_UNTIL:
-            raise OpError("invalid", "the text to wait for is too long")
+        self._released = self.early = False
+        if until := args.get("until"):
+            from mcp_sandbox.runner.calls.plain import TextSearch  # noqa: PLC0415 - for these alone
+
+            if len(until) > _MOST_UNTIL:
+                raise OpError("invalid", "the text to wait for is too long")
+            self._search = TextSearch(until, args.get("text") or "")
         if "text" in args:
             command.type(args["text"], args["key"])
         command.waits.append(self)
@@ -430,7 +439,7 @@ class Wait:
             self._reply.credit(len(body))
         if self._op == "stop":
             self.command.stop(int(self._args["signal"]), float(self._args["grace_s"]))
-        elif self._op == "type" and self.command.streams.keyboard:
+        elif self._op == "type" and self.command.streams.keyboard and not self._search:
             self.command.streams.keyboard.when_still(self.release)
         if not self.owns:
             self._look_on()
@@ -442,12 +451,13 @@ class Wait:
             raise OpError("invalid", "the code is larger than one frame")
 
     def _look_on(self) -> None:
-        """Search the output so far; answer at once if the command has ended."""
-        for name, data in self.command.streams.held():
+        """Search the new output so far; answer at once if the command has ended."""
+        for name, data in self.command.streams.held() if self._op != "type" else ():
             if not self._reply.is_open:
                 return
             # Output between these two parts was dropped: the text must not be found across the gap.
-            self._last.pop(name, None)
+            if self._search:
+                self._search.finds(name, b"\0")
             self.on_output(name, data)
         if self._reply.is_open and self.command.has_ended:
             self.command.leave(self)
@@ -476,16 +486,14 @@ class Wait:
         elif self._live >= len(data):
             self._live -= len(data)
             self._reply.data(name, data)
-        if self._until and not self.met:
-            seen = self._last.get(name, b"") + data
-            self.met = self._until in seen
-            self._last[name] = seen[max(0, len(seen) - len(self._until) + 1) :]
+        if self._search and not self.met:
+            self.met = self._search.finds(name, data)
             if self.met:
                 self.release()
 
     def release(self) -> None:
         """Answer as soon as the command certainly runs, without waiting for its end."""
-        self._released = True
+        self._released, self.early = True, not (self.met or self.command.runs)
         self.look()
 
     def look(self) -> None:

@@ -51,7 +51,7 @@ class Operation:
         self._inflow = PipeWriter(self._loop, ours_in, self._reply.credit, end)
         self._tap = PipeReader(self._loop, ours_out, self._taken)
         self._job["end"] = end.hex()
-        self._given = [theirs_in, theirs_out]
+        self._given = [theirs_in, theirs_out, os.dup(self._pool.turns)]
         self._launch()
         self.feed(body, more=more)
         # Workers forked from now on have the module loaded.

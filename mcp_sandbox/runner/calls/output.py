@@ -30,13 +30,8 @@ if TYPE_CHECKING:
 HALF = 32 * 1024
 # Results are cut at about 30 kB of text: longer output is also written to a file.
 KEEP_OVER = 20_000
-KEPT_TOTAL = 256 * 1024 * 1024
-KEPT_SECONDS = 7 * 24 * 3600
-_SUFFIXES = ("txt", "png", "jpg", "html")
 _LITTLE, _GATHER_S = 4096, 0.002
 _MOST_STDIN = 256 * 1024 * 1024
-# Names of files of running commands, which are never deleted.
-_in_use: set[str] = set()
 
 
 class OutputBuffer:
@@ -63,10 +58,10 @@ class OutputBuffer:
         tail = bytes(self.tail[-HALF:])
         return bytes(self.head[start:]), tail[max(0, start - self.total + len(tail)) :]
 
-    def parts(self) -> list[bytes]:
-        """Return the bytes in memory: one part, or two if something between them was dropped."""
-        head, tail = self.since()
-        return [head + tail] if len(head) + len(tail) == self.total else [head, tail]
+    def parts(self, start: int = 0) -> list[bytes]:
+        """Return the bytes of this in memory: two parts if something between them was dropped."""
+        head, tail = self.since(start)
+        return [head + tail] if len(head) + len(tail) == self.total - start else [head, tail]
 
     def shrink(self) -> None:
         """Drop the head when the command has ended and its tail is long enough."""
@@ -78,10 +73,9 @@ class OutputBuffer:
 class Capture:
     """Both streams of one command, and the file that keeps them in order of arrival."""
 
-    def __init__(self, workspace: str, name: str, limit: int) -> None:
+    def __init__(self, base: str, limit: int) -> None:
         self.streams = {"stdout": OutputBuffer(), "stderr": OutputBuffer()}
-        self._base = figures.figure_base(workspace, name)
-        self._path = self._base + ".txt"
+        self._base, self._path = base, base + ".txt"
         # The file with all output, once a result cannot hold it.
         self.file: str | None = None
         self._left = limit
@@ -99,14 +93,14 @@ class Capture:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
-            _in_use.discard(os.path.basename(self._path))
+            kept.in_use.discard(os.path.basename(self._path))
 
     def figures(self) -> list[str]:
-        """Return the paths of the pictures that the command has saved; see `runner.figures`."""
+        """Return the paths of the pictures that the command has saved; see `workers.figures`."""
         found = figures.list_saved_figures(self._base)
         try:
             if found:
-                kept.within(self._path, clear)
+                kept.within(self._path, kept.clear)
         except OSError:
             # Show the files all the same.
             pass
@@ -117,14 +111,14 @@ class Capture:
         if self.file or not self._left:
             return
         try:
-            kept.within(self._path, clear)
+            kept.within(self._path, kept.clear)
             self._fd = kept.create(self._path)
         except OSError:
-            # The workspace is full or cannot be written: keep head and tail, and name no file.
+            # The disk is full or the home cannot be written: keep head and tail, and name no file.
             self._left = 0
             return
         self.file = self._path
-        _in_use.add(os.path.basename(self._path))
+        kept.in_use.add(os.path.basename(self._path))
         for stream in self.streams.values():
             self._keep(stream.head)
 
@@ -147,9 +141,9 @@ class Streams:
         self._loop = loop
         self._tty, self._takes = bool(args.get("tty")), bool(args.get("take"))
         self._hearers = hearers
-        self.capture = Capture(args["workspace"], args["name"], args["keep_bytes"])
+        self.capture = Capture(args["kept"], args["keep_bytes"])
         # How much of each stream earlier answers have contained, in bytes.
-        self._answered = dict.fromkeys(self.capture.streams, 0)
+        self._answered = self._looked_at = dict.fromkeys(self.capture.streams, 0)
         self._taps: dict[str, PipeReader] = {}
         self.theirs: list[int] = []
         self._stdin: int | None = None
@@ -236,14 +230,15 @@ class Streams:
             tap.drain(WINDOW if self._takes else DRAIN)
 
     def held(self) -> list[tuple[str, bytes]]:
-        """Return the parts of each stream that are in memory, with the stream's name."""
-        streams = self.capture.streams.items()
-        return [(name, part) for name, stream in streams for part in stream.parts() if part]
+        """Return what is in memory of each stream since it was looked at, with its name."""
+        parts = {name: s.parts(self._looked_at[name]) for name, s in self.capture.streams.items()}
+        return [(name, part) for name, both in parts.items() for part in both if part]
 
-    def answer(self) -> dict[str, int]:
+    def answer(self, *, looked: bool) -> dict[str, int]:
         """Mark all output as answered; return how much of each stream was answered before."""
         before = self._answered
         self._answered = {name: each.total for name, each in self.capture.streams.items()}
+        self._looked_at = self._answered if looked else self._looked_at
         return before
 
     def printed(self, answered: dict[str, int] | None) -> tuple[dict[str, Any], bytes]:
@@ -298,36 +293,3 @@ def _flowing(file: int) -> int:
         return theirs
     os.close(theirs)
     return file
-
-
-def clear(_name: str, folder: int) -> None:
-    """Hide the folder from version control; delete old files of the runner, or over the total."""
-    try:
-        file = os.open("../.gitignore", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644, dir_fd=folder)
-        os.write(file, b"*\n")
-        os.close(file)
-    except FileExistsError:
-        # Whatever it says: it is the user's now.
-        pass
-    total = 0
-    oldest = time.time() - KEPT_SECONDS
-    files = []
-    with os.scandir(folder) as entries:
-        # At most 1,000 files: user code may have put anything there.
-        for entry, _ in zip(entries, range(1000)):
-            name = entry.name
-            if entry.is_file(follow_symlinks=False) and _is_ours(name) and name not in _in_use:
-                status = entry.stat(follow_symlinks=False)
-                files.append((status.st_mtime, status.st_size, name))
-    for modified, size, name in sorted(files, reverse=True):
-        total += size
-        if total > KEPT_TOTAL or modified < oldest:
-            os.unlink(name, dir_fd=folder)
-
-
-def _is_ours(name: str) -> bool:
-    """Return whether the runner names files so: HEX-SIX.txt, HEX-SIX-NUMBER.png and the like."""
-    stem, _, suffix = name.rpartition(".")
-    parts = stem.split("-")
-    known = suffix in _SUFFIXES and len(parts) in (2, 3) and len(parts[1]) == 6
-    return known and all(part and not part.strip("0123456789abcdef") for part in parts)

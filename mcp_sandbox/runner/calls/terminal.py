@@ -29,7 +29,7 @@ _LAST_LOOKS, _LAST_LOOK_S = 20, 0.05
 _REST = 1024 * 1024
 
 
-def run(args: dict[str, Any], typed: int, output: int, _end: bytes) -> dict[str, Any]:
+def run(args: dict[str, Any], typed: int, output: int, *_more: object) -> dict[str, Any]:
     """Serve a shell until it ends or the person leaves; OpError if it cannot be started."""
     pid, *_ = started = _start(args)
     try:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from mcp_sandbox.runner.files.call import BIGGEST, CHUNK, closing_fd, put, send
 from mcp_sandbox.runner.files.moving import remove, remove_tree
-from mcp_sandbox.runner.files.paths import TEMPORARY, home, show, workspace
+from mcp_sandbox.runner.files.paths import KEPT, TEMPORARY, home, show, workspace
 from mcp_sandbox.runner.files.walk import Budget, Descent, open_directory, walk
 from mcp_sandbox.runner.kernel.native import signal
 from mcp_sandbox.runner.wire.protocol import OpError
@@ -55,12 +55,12 @@ def _known(root: str) -> str:
 
 
 def pack(call: OperationCall) -> dict[str, Any]:
-    """Send an archive of `roots`, without what is mounted there and `leave_out` of the home.
+    """Send an archive of `roots`, without what is mounted there, and `leave_out` and kept output.
 
     A file has the size it had when it was opened; one that has shrunk is filled up with zeros and
     counted. What cannot be read, or is no file, folder or link, is left out and counted.
     """
-    skipped = _mount_points() | {f"{home()}/{path}" for path in call.texts("leave_out")}
+    skipped = _mount_points() | {f"{home()}/{path}" for path in (*call.texts("leave_out"), KEPT)}
     packing = _Packing(call.stdout, skipped)
     for root in call.texts("roots"):
         packing.tree(_places()[_known(root)], root)

@@ -6,11 +6,13 @@ Memory is bounded by one chunk. Operations may raise OSError: `explained` transl
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import os.path
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 from mcp_sandbox.runner.files.paths import show, workspace
 from mcp_sandbox.runner.wire.protocol import OpError
@@ -148,18 +150,29 @@ def put_rows(target: int, rows: Iterable[object], limit: int) -> int:
 class OperationCall:
     """The arguments of an operation. A body comes in from `stdin`; one goes out to `stdout`.
 
-    `end` are the bytes that mark the end of a complete body.
+    `end` are the bytes that mark the end of a complete body; places in the file `turns` are locked.
     """
 
-    def __init__(self, args: dict[str, Any], stdin: int, stdout: int, end: bytes = b"") -> None:
+    def __init__(
+        self, args: dict[str, Any], stdin: int, stdout: int, end: bytes = b"", turns: int = -1
+    ) -> None:
         self._args = args
         self._stdin = stdin
-        self._end = end
+        self._end, self._turns = end, turns
         self.stdout = stdout
 
     def body(self) -> Iterator[bytes]:
         """Yield the incoming body in pieces; raise OpError if it is incomplete."""
         return read_until(self._stdin, self._end)
+
+    def wait_turn(self, *paths: str) -> None:
+        """Wait until no other operation changes these files; others wait until this one ends."""
+        parts = [os.path.split(os.path.realpath(path)) for path in paths if self._turns >= 0]
+        places = [(os.stat(folder), name) for folder, name in parts]
+        # A name in a directory, as an edit puts another file there.
+        keys = {crc32(os.fsencode(f"{at.st_dev} {at.st_ino} {name}")) for at, name in places}
+        for key in sorted(keys):
+            fcntl.lockf(self._turns, fcntl.LOCK_EX, 1, key)
 
     def text(self, name: str, default: str | None = None) -> str:
         """Return a string argument, which is required unless it has a default."""
@@ -229,21 +242,24 @@ def _similar(directory: str, name: str) -> list[str]:
     # Only missing files need it, and it takes some milliseconds to import.
     from difflib import get_close_matches  # noqa: PLC0415
 
+    from mcp_sandbox.runner.files.nearest import describe_name  # noqa: PLC0415
+
     try:
         with os.scandir(directory) as found:
             names = [entry.name for entry, _ in zip(found, range(_LOOKED_AT))]
     except OSError:
         return []
     same = [other for other in names if other.lower() == name.lower()]
-    return same or get_close_matches(name, names, 3, 0.7)
+    similar = same or get_close_matches(name, names, 3, 0.7)
+    return [describe_name(each, name) for each in similar]
 
 
 def explain_errors(operation: Callable[[OperationCall], dict[str, Any]]) -> Op:
     """Wrap an operation so that it raises OpError for errors of the kernel."""
 
-    def run(args: dict[str, Any], stdin: int, stdout: int, end: bytes = b"") -> dict[str, Any]:
+    def run(args: dict[str, Any], *more: Any) -> dict[str, Any]:  # noqa: ANN401 - as for the call
         try:
-            return operation(OperationCall(args, stdin, stdout, end))
+            return operation(OperationCall(args, *more))
         except BrokenPipeError:
             # The body has no reader any more: this says nothing about the file.
             raise

@@ -6,6 +6,10 @@ No link is followed there: it may lead to files of the user on the host.
 from __future__ import annotations
 
 import os
+import stat
+import time
+
+from mcp_sandbox.runner.files.paths import KEPT, home, workspace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -14,8 +18,19 @@ if TYPE_CHECKING:
 
     Result = TypeVar("Result")
 
+TOTAL = 256 * 1024 * 1024
+SECONDS = 7 * 24 * 3600
+_SUFFIXES = ("txt", "png", "jpg", "html")
 _FOLDER = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_OLD = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+# Names of files of running commands, which are never deleted.
+in_use: set[str] = set()
+
+
+def base_of(name: str) -> str:
+    """Return how the paths of all files begin that are kept of the call with this name."""
+    return os.path.join(home(), KEPT, name)
 
 
 def within(path: str, act: Callable[[str, int], Result], own: int = 2) -> Result:
@@ -51,3 +66,52 @@ def remove(path: str, own: int = 2) -> bool:
     except OSError:
         return False
     return True
+
+
+def clear(_name: str, folder: int) -> None:
+    """Delete old files of the runner, or those over the total."""
+    total = 0
+    oldest = time.time() - SECONDS
+    files = []
+    with os.scandir(folder) as entries:
+        # At most 1,000 files: user code may have put anything there.
+        for entry, _ in zip(entries, range(1000)):
+            name = entry.name
+            if entry.is_file(follow_symlinks=False) and _is_ours(name) and name not in in_use:
+                status = entry.stat(follow_symlinks=False)
+                files.append((status.st_mtime, status.st_size, name))
+    for modified, size, name in sorted(files, reverse=True):
+        total += size
+        if total > TOTAL or modified < oldest:
+            os.unlink(name, dir_fd=folder)
+
+
+def _is_ours(name: str) -> bool:
+    """Return whether the runner names files so: HEX-SIX.txt, HEX-SIX-NUMBER.png and the like."""
+    stem, _, suffix = name.rpartition(".")
+    parts = stem.split("-")
+    known = suffix in _SUFFIXES and len(parts) in (2, 3) and len(parts[1]) == 6
+    return known and all(part and not part.strip("0123456789abcdef") for part in parts)
+
+
+def take_over() -> None:
+    """Move to the home what an earlier version has kept in the workspace. May raise OSError."""
+    old = os.path.join(workspace(), KEPT)
+    within(old + "/", lambda _, folder: _move_all(folder))
+    within(old, lambda name, folder: os.rmdir(name, dir_fd=folder), 1)
+    remove(os.path.join(os.path.dirname(old), ".gitignore"), 1)
+    os.rmdir(os.path.dirname(old))
+
+
+def _move_all(folder: int) -> None:
+    clear("", folder)
+    for name in filter(_is_ours, os.listdir(folder)):
+        with open(os.open(name, _OLD, dir_fd=folder), "rb") as file:
+            found = os.fstat(file.fileno())
+            if stat.S_ISREG(found.st_mode):
+                with open(create(base_of(name)), "wb") as copy:
+                    # To another mount nothing can be renamed.
+                    while os.sendfile(copy.fileno(), file.fileno(), None, TOTAL):
+                        pass
+                    os.utime(copy.fileno(), ns=(found.st_atime_ns, found.st_mtime_ns))
+                os.unlink(name, dir_fd=folder)

@@ -31,7 +31,7 @@ _NOT_OFFERED = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP)
 
 def move(call: OperationCall) -> dict[str, Any]:
     """Rename a file, link or directory. `destination` is the full new name."""
-    source, destination = (resolve(call.text(name)) for name in ("source", "destination"))
+    source, destination = resolve(call.text("source")), resolve(call.text("destination"), new=True)
     overwrite = call.flag("overwrite")
     os.lstat(source)
     protect(source, "moved")
@@ -45,6 +45,7 @@ def move(call: OperationCall) -> dict[str, Any]:
             "invalid", f"{show(destination)} is inside {show(source)}: choose a place outside it"
         )
     os.makedirs(os.path.dirname(destination), exist_ok=True)
+    call.wait_turn(source, destination)
     replaced = os.path.lexists(destination)
     if replaced and not overwrite:
         raise _taken(destination)
@@ -227,6 +228,7 @@ def delete(call: OperationCall) -> dict[str, Any]:
     path = resolve(call.text("path"))
     protect(path, "deleted")
     found, entries = os.lstat(path), 1
+    call.wait_turn(path)
     if not stat.S_ISDIR(found.st_mode):
         os.unlink(path)
     elif call.flag("recursive"):

@@ -113,6 +113,14 @@ def _difference(wanted: list[str], found: list[str], first: int) -> str:
     return "the text differs"
 
 
+def describe_name(name: str, given: str) -> str:
+    """Return a name, and which character it has that may only look like the given one's."""
+    at = len(commonprefix([given, name]))  # noqa: RUF071 - of texts, not paths
+    if (given[at : at + 2] + name[at : at + 2]).isascii():
+        return name
+    return f"{name} (with {_point(name, at)} instead of {_point(given, at)})"
+
+
 def _point(line: str, at: int) -> str:
     """Return the names of a character and of the marks combined with it."""
     chars = line[at : at + 1] + "".join(takewhile(unicodedata.combining, line[at + 1 : at + 4]))

@@ -8,8 +8,7 @@ from mcp_sandbox.runner.files.archive import mark, measure, pack, unpack
 from mcp_sandbox.runner.files.call import explain_errors
 from mcp_sandbox.runner.files.moving import delete, move
 from mcp_sandbox.runner.files.reading import read, read_lines
-from mcp_sandbox.runner.files.search import glob, grep
-from mcp_sandbox.runner.files.walk import list_directory
+from mcp_sandbox.runner.files.search import glob, grep, list_directory
 from mcp_sandbox.runner.files.writing import edit, write
 
 if TYPE_CHECKING:

@@ -1,7 +1,8 @@
 r"""Which file a caller's path means, and how a path is shown.
 
 Relative paths are under the workspace, absolute ones anywhere, `~` is the home; quotes around one,
-`file://` and `$HOME` count unless a name has them. Paths are text, undecodable bytes in them lone
+`file://` and `$HOME` count unless a name has them, and a name that is not there means the only one
+that looks the same. Paths are text, undecodable bytes in them lone
 surrogates. Shown paths have control characters, undecodable bytes and invisible direction marks as
 \xNN of their UTF-8 bytes; a path may be given in the shown form.
 Everything here happens inside the sandbox: the kernel confines it, not this file.
@@ -16,9 +17,15 @@ from mcp_sandbox.runner.wire.protocol import OpError
 
 MAX_PATH = 4095
 TEMPORARY = ".~mcp-"
+# In the home: what is kept of output. Earlier versions had it in the workspace.
+KEPT = ".mcp-sandbox/output"
 # Line and paragraph separators and marks that change the direction of what follows.
 _INVISIBLE = frozenset(
     "\u200e\u200f\u2028\u2029\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
+)
+# What stands in names for a space, an apostrophe, quotes and a hyphen.
+_PLAIN = str.maketrans(
+    "\u00a0\u2007\u202f\u2018\u2019\u02bc\u201c\u201d\u2010\u2011", "   '''\"\"--"
 )
 
 
@@ -56,14 +63,21 @@ def relativize(path: str) -> str:
     return show(path[len(base) + 1 :] if path.startswith(base + "/") else path)
 
 
-def resolve(given: str) -> str:
-    """Return the absolute path that a caller means, or raise OpError. Links stay for the kernel."""
+def resolve(given: str, *, new: bool = False) -> str:
+    """Return the absolute path that a caller means, or raise OpError. Links stay for the kernel.
+
+    One that is to be `new` means no other that looks the same.
+    """
     path = _absolute(_checked(given))
     if not os.path.lexists(path):
         path = _absolute(_checked(guess_path(given)))
     if "\\x" in path and not os.path.lexists(path):
         readable = _unshow(path)
         path = readable if os.path.lexists(readable) else path
+    if f"/{KEPT}/" in path and not os.path.lexists(path):
+        path = path.replace(f"{workspace()}/{KEPT}", f"{home()}/{KEPT}", 1)
+    if not new and not os.path.lexists(path):
+        path = _alike(path)
     if ".." in path.split("/"):
         # Only the kernel knows where ".." leads after a link.
         head, tail = os.path.split(path.rstrip("/"))
@@ -106,6 +120,23 @@ def _absolute(given: str) -> str:
     if given == "~" or given.startswith("~/"):
         return home() + given[1:]
     return os.path.join(workspace(), given)
+
+
+def _alike(path: str) -> str:
+    """Return the only path that looks like this one, which is not there; else this one."""
+    # Rarely needed, and it takes some milliseconds to import.
+    from unicodedata import normalize  # noqa: PLC0415
+
+    folder, name = os.path.split(path)
+    if folder != path and not os.path.lexists(folder):
+        folder = _alike(folder)
+    try:
+        names = [each for each in os.listdir(folder) if not (each + name).isascii()]
+    except OSError:
+        return path
+    plain, *others = (normalize("NFC", each.translate(_PLAIN)) for each in (name, *names))
+    alike = [each for each, other in zip(names, others) if other == plain]
+    return os.path.join(folder, alike[0] if len(alike) == 1 else name)
 
 
 def _unshow(path: str) -> str:

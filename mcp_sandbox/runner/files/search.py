@@ -1,15 +1,16 @@
-"""Finds files by glob, and lines by regular expression.
+r"""Finds files by glob, and lines by regular expression; lists directories.
 
-Lines are found by ripgrep where there is one, else by Python's own expressions, and alike.
-
-Both skip `.git` unless the glob names it, look at hidden files, follow no links and heed no ignore
-file. Lines are found by ripgrep where there is one, else by Python, with equal results.
+All look at hidden files, follow no links and pass over what `LeftOut` says. Lines are found by
+ripgrep where there is one, else by Python, with equal results: a pattern is one of Python's `re`,
+with `[[:alpha:]]`, `\<` and `\>` besides. One that names a line end is looked for across lines,
+where `\n` is any line end and `$` is before it.
 
 A glob has the rules of .gitignore lines and ripgrep's --glob: `*` and `?` stay within a name, `**`
 as a whole name is any number of directories, `[a-z]` and `[!a-z]` are sets, `{a,b}` alternatives,
-a backslash takes the next character as it is. A pattern without a slash is for the name alone, at
-any depth; with one it is for the whole path. A slash at its end means all that is in that
-directory; `!` at its start turns it round.
+a backslash takes the next character as it is. What has such a name with `[` and `{` in it is found,
+too. Folders before the first of all these may be links. A pattern without a slash is for the name
+alone, at any depth; with one it is for the whole path. A slash at its end means all that is in
+that directory; `!` at its start turns it round.
 """
 
 from __future__ import annotations
@@ -20,14 +21,16 @@ import re
 import signal
 import stat
 import warnings
+from bisect import bisect
 from collections import deque
 from contextlib import contextmanager, suppress
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mcp_sandbox.runner.files.call import closing_fd, put, put_rows, read_chunks
 from mcp_sandbox.runner.files.paths import TEMPORARY, guess_path, relativize, resolve, show
 from mcp_sandbox.runner.files.reading import open_regular, split
-from mcp_sandbox.runner.files.walk import MAX_LIMIT, Budget, join, open_directory, walk
+from mcp_sandbox.runner.files.walk import MAX_LIMIT, Budget, join, kind_of, open_directory, walk
 from mcp_sandbox.runner.wire.protocol import OpError
 
 if TYPE_CHECKING:
@@ -35,6 +38,9 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from mcp_sandbox.runner.files.call import OperationCall
+
+    # A test for what paths have from a place on; whether it keeps; whether it is for folders alone.
+    Rule = tuple[Callable[[str], bool], int, bool, bool]
 
 SECONDS = 10.0
 MAX_TEXT = 500
@@ -48,8 +54,20 @@ _TOKEN = (
     r"|\[(?:(?P<other>[!^])|(?![!^]))(?P<set>.[^\]]*)\]|\\?(?P<char>.)"
 )
 _MEANING = {"folders": "(?:.*/)?", "all": ".+", "some": "[^/]*", "one": "[^/]"}
+# An escaped character, a set, the beginning of a group with a name, or any other character.
+_PIECE = re.compile(r"(?s)\\.|\[\^?\]?(?:\[:\w+:\]|\\.|[^\]\\])*\]?|\(\?<(?![=!])|.")
+_ACROSS = re.compile(r"\\[nrAzZ]|[\r\n]|\[(?!\^)(?s:.)*?(?:\\[nr]|[\r\n])")
+_MEANT = {r"\<": r"\b", r"\>": r"\b", r"\z": r"\Z", "(?<": "(?P<"}
+_MEANT_ACROSS = {"$": r"(?=\r?$)", **dict.fromkeys((r"\n", "\n"), r"(?:\r?\n)")}
+_CLASSES = {"alpha": "a-zA-Z", "alnum": "a-zA-Z0-9", "digit": "0-9", "lower": "a-z", "upper": "A-Z"}
+_CLASSES |= {"space": r"\s", "word": r"\w", "xdigit": "0-9a-fA-F", "punct": r"!-/:-@\[-`{-~"}
+# How grep without -E writes what a pattern writes here.
+_BASIC = {f"\\{char}": char for char in "|+?(){}"} | {char: f"\\{char}" for char in "|+?(){}"}
 # Globs that ripgrep reads as `compile_glob` does.
 _SAME_IN_RIPGREP = re.compile(r"(?!!)(?:[\w\-. +@%=,/*]|\{[\w\-. +@%=,*]*\})+", re.ASCII)
+# A set in a set, or what joins sets, is that to ripgrep alone.
+_UNLIKE_RIPGREP = re.compile(r"\[[^\]]*[\[&~]")
+_LEFT_OUT = {".git", ".mcp-sandbox", ".venv", "node_modules", "venv"}
 # Not PATH: that begins in the home, where the chat could put its own program.
 FOLDERS = ("/usr/local/bin", "/usr/bin", "/bin")
 _LONGEST = 4 * 1024 * 1024
@@ -70,36 +88,100 @@ def glob(call: OperationCall) -> dict[str, Any]:
     base, pattern = _placed(guess_path(call.text("pattern")), resolve(call.text("path", ".")))
     pattern = normalize(pattern, base)
     limit = call.number("limit", 500, low=1, high=MAX_LIMIT)
-    budget = Budget()
-    names, matches = build_filter(pattern), compile_glob(pattern)
-    found: list[tuple[int, str]] = []
+    budget, left = Budget(), LeftOut(base, pattern)
+    found, folder = list[tuple[int, str]](), ""
     try:
         with _time_limit(SECONDS):
-            for path, entry, _ in walk(open_directory(base), 100_000, budget, names):
-                if not entry.is_dir(follow_symlinks=False) and matches(path):
-                    with suppress(OSError):
-                        found.append((entry.stat(follow_symlinks=False).st_mtime_ns, path))
+            for path, entry in _find(left, pattern, budget):
+                if entry.is_dir(follow_symlinks=False):
+                    folder = folder or path
+                    continue
+                with suppress(OSError):
+                    found.append((entry.stat(follow_symlinks=False).st_mtime_ns, path))
     except TimeUp:
         budget.spend()
     found.sort(key=lambda row: (-row[0], row[1]))
     sent = put_rows(call.stdout, (relativize(join(base, path)) for _, path in found), limit)
-    return {"total": len(found), "truncated": budget.cut or len(found) > sent}
+    hint = "" if found else _explain_glob(base, pattern, folder)
+    facts = {"total": len(found), "truncated": budget.cut or len(found) > sent}
+    return {**facts, "hint": hint, **left.tell()}
+
+
+def _find(left: LeftOut, glob: str, budget: Budget) -> Iterator[tuple[str, os.DirEntry[str]]]:
+    """Yield path and entry of all that match a normalized glob, directories too."""
+    matches: Callable[[str], bool] = compile_glob(glob) if glob else lambda _: True
+    top = open_directory(left.base or "/")
+    for path, entry, _ in walk(top, 100_000, budget, is_no_draft, left.has):
+        if matches(path) and not left.has(path):
+            yield path, entry
+
+
+def _explain_glob(base: str, glob: str, folder: str) -> str:
+    """Say why no file matches, but perhaps a folder."""
+    if folder:
+        name = relativize(join(base, folder))
+        return f"{name} is a directory: {name}/** finds what is in it"
+    return "'[' begins a set: write \\[ for the character itself" if "[" in glob else ""
+
+
+def list_directory(call: OperationCall) -> dict[str, Any]:
+    """Send [path, kind, size, modified, target] of a directory's entries, sorted by path."""
+    path = resolve(call.text("path", "."))
+    depth = call.number("depth", 1, low=1, high=10_000)
+    limit = call.number("limit", 500, low=1, high=MAX_LIMIT)
+    hidden = call.flag("hidden", default=True)
+    budget, left = Budget(), LeftOut(path, "")
+    wanted = is_no_draft if hidden else lambda each: not each.rpartition("/")[2].startswith(".")
+    found = walk(open_directory(path), depth, budget, wanted, left.has)
+    rows = [row for row in map(_describe, found) if row]
+    rows.sort(key=lambda row: row[0])
+    sent = put_rows(
+        call.stdout, ([relativize(join(path, row[0])), *row[1:]] for row in rows), limit
+    )
+    truncated = budget.cut or len(rows) > sent
+    return {"path": relativize(path), "total": len(rows), "truncated": truncated, **left.tell()}
+
+
+def _describe(found: tuple[str, os.DirEntry[str], int]) -> list[Any] | None:
+    """Return a row of the listing; None if the entry vanished or may not be read."""
+    name, entry, directory = found
+    try:
+        facts = entry.stat(follow_symlinks=False)
+        target = show(os.readlink(entry.name, dir_fd=directory)) if entry.is_symlink() else None
+    except OSError:
+        return None
+    return [name, kind_of(facts.st_mode), facts.st_size, facts.st_mtime, target]
 
 
 def grep(call: OperationCall) -> dict[str, Any]:
     """Send `file:line:text` of the lines that a regular expression matches, by path and line."""
-    # Imported late, as only grep needs it.
-
-    query = _query(call)
+    query, hint = _query(call), ""
     found = MatchOutput(query.limit, query.context)
     try:
         with _time_limit(SECONDS):
-            if not by_ripgrep(query, found):
-                by_python(query, found)
+            search(query, found)
     except TimeUp:
         found.truncated = True
     put(call.stdout, found.body())
-    return {"matches": found.matches, "files": found.files, "truncated": found.truncated}
+    with suppress(TimeUp), _time_limit(SECONDS / 4):
+        hint = "" if found.matches or found.truncated else _explain_nothing(query)
+    counts = {"matches": found.matches, "files": found.files}
+    return {**counts, "truncated": found.truncated, "hint": hint, **query.left.tell()}
+
+
+def _explain_nothing(query: Query) -> str:
+    """Say why nothing matches: no file has such a path, or the pattern is of basic syntax."""
+    if query.glob and not _files(query, Budget()):
+        folder = next((path for path, _ in _find(query.left, query.glob, Budget())), "")
+        why = _explain_glob(query.base, query.glob, folder)
+        return f"no file matches the glob{why and '; '}{why}"
+    given, other = query.pattern.pattern, MatchOutput(1, 0)
+    meant = "".join(_BASIC.get(piece, piece) for piece in re.findall(_PIECE, given))
+    with suppress(OpError):
+        query = query._replace(pattern=compile_pattern(meant, query.pattern.flags))
+        if meant != given and search(query, other).matches:
+            return f"here | + ? ( ) {{ }} are special without a backslash: {show(meant)} matches"
+    return ""
 
 
 def _query(call: OperationCall) -> Query:
@@ -108,23 +190,19 @@ def _query(call: OperationCall) -> Query:
     if only:
         os.close(open_regular(path)[0])
     glob_text = guess_path(call.text("glob", ""))
-    if not only:
-        base, glob_text = _placed(glob_text, path)
-        path = base
-    pattern = call.text("pattern")
-    if not pattern or "\n" in pattern or "\0" in pattern:
-        raise OpError(
-            "invalid", "the pattern is empty or holds a line break: patterns match within one line"
-        )
+    base, glob_text = (base, "") if only else _placed(glob_text, path)
+    given = call.text("pattern")
+    if not given or "\0" in given:
+        raise OpError("invalid", "the pattern is empty or holds a NUL byte: give one without")
     return Query(
-        pattern=pattern,
-        given_path=path,
+        pattern=compile_pattern(given, re.IGNORECASE * call.flag("ignore_case")),
+        given_path=path if only else base,
         base=base,
         only=only,
-        glob=normalize(glob_text, base) if glob_text and not only else "",
-        ignore_case=call.flag("ignore_case"),
+        glob=normalize(glob_text, base) if glob_text else "",
         context=call.number("context", 0, high=50),
         limit=call.number("limit", 200, low=1, high=100_000),
+        left=LeftOut(join(base, only), glob_text),
     )
 
 
@@ -151,20 +229,41 @@ def _time_limit(seconds: float) -> Iterator[None]:
 class Query(NamedTuple):
     """Look for `pattern` below the directory `base`, or in its file `only`.
 
-    `given_path` is what the caller names; `glob` is normalized, or empty for all files.
+    `given_path` is what the caller names; `glob` is normalized, or empty for all files. A pattern
+    with MULTILINE may match across lines.
     """
 
-    pattern: str
+    pattern: re.Pattern[str]
     given_path: str
     base: str
     only: str
     glob: str
-    ignore_case: bool
     context: int
     limit: int
+    left: LeftOut
 
     def name(self, path: str) -> str:
         return relativize(self.given_path if self.only else f"{self.given_path.rstrip('/')}/{path}")
+
+
+def compile_pattern(given: str, flags: int) -> re.Pattern[str]:
+    """Return a caller's pattern; raise OpError if it is no regular expression."""
+    pieces = re.findall(_PIECE, given)
+    across = re.match(r"\(\?[a-z]*[sm]", given) or any(map(_ACROSS.match, pieces))
+    meanings = _MEANT | (_MEANT_ACROSS if across else {})
+    text = "".join(meanings.get(piece, piece) for piece in pieces)
+    text = re.sub(r"\[:(\w+):\]", lambda name: _CLASSES.get(name[1], name[0]), text)
+    try:
+        # Warnings are about the pattern's meaning in later versions of Python.
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return re.compile(text, flags | re.MULTILINE * bool(across))
+    except (re.error, OverflowError, RecursionError) as exc:
+        raise OpError(
+            "invalid",
+            f"the pattern is no regular expression of Python's re: {exc}. Escape characters that "
+            "are meant literally with a backslash",
+        ) from exc
 
 
 class MatchOutput:
@@ -185,18 +284,18 @@ class MatchOutput:
         self._before_file = (0, 0, 0)
 
     def add(self, path: str, number: int, text: str, column: int) -> bool:
-        """Take the next line, a match if `column` is not 0; return False when no more fit."""
-        if (column and self.matches >= self._limit) or self._size > MAX_BYTES:
+        """Take the next line, a match if `column` is above 0, or its rest; False: no more fit."""
+        if (column > 0 and self.matches >= self._limit) or self._size > MAX_BYTES:
             self.truncated = True
             return False
         self._separate(path, number)
         sign = ":" if column else "-"
-        line = f"{path}{sign}{number}{sign}{_window(text.rstrip(chr(13)), column)}"
+        line = f"{path}{sign}{number}{sign}{_window(text.rstrip(chr(13)), max(column, 0))}"
         self._lines.append(line)
         self._size += len(line)
         if column:
-            self.files += path != self._path or not self._last_match
-            self.matches += 1
+            self.files += column > 0 and (path != self._path or not self._last_match)
+            self.matches += column > 0
             self._last_match = number
         if column or (self._last_match and number <= self._last_match + self._context):
             self._kept = len(self._lines)
@@ -239,23 +338,89 @@ def _window(text: str, column: int) -> str:
     return f"{at}{before}{text[start : start + MAX_TEXT]}{after}"
 
 
-def build_filter(glob: str) -> Callable[[str], bool]:
-    """Return a test that skips unfinished drafts, and .git unless the glob names it."""
-    git = names_git(glob)
+class LeftOut:
+    """What a search in `base` passes over unless its glob names it: .gitignore's, and the like."""
 
-    def is_wanted(path: str) -> bool:
-        name = path.rpartition("/")[2]
-        return (git or name != ".git") and not name.startswith(TEMPORARY)
+    def __init__(self, base: str, glob: str) -> None:
+        self.base, self._names = base.rstrip("/"), glob.lstrip("!").split("/")
+        # In each folder, those of the folders above it come first.
+        self._rules: dict[str, list[Rule]] = {}
+        # None: all that is in there is wanted, as the caller names it.
+        self._known: dict[str, bool | None] = {"": False}
+        # Paths below `base`, without what is in them.
+        self.paths: list[str] = []
+        for name in re.finditer("/[^/]+", self.base):
+            self._known[self.base[: name.end()]] = self._look(self.base[: name.end()])
 
-    return is_wanted
+    def has(self, path: str) -> bool:
+        """Return whether this path below `base` is left out."""
+        path = f"{self.base}/{path}"
+        if path not in self._known:
+            self._known[path] = self._look(path)
+        return bool(self._known[path])
+
+    def tell(self) -> dict[str, list[str]]:
+        """Return the uppermost of them as a caller is shown them, folders with a slash."""
+        first = sorted(self.paths, key=lambda path: (path.count("/"), path))[:20]
+        paths = (f"{self.base}/{path}" for path in first)
+        shown = [relativize(path) + "/" * os.path.isdir(path) for path in paths]
+        return {"left_out": shown} if shown else {}
+
+    def _look(self, path: str) -> bool | None:
+        folder, _, name = path.rpartition("/")
+        above = self._known.get(folder, False)
+        if above is not False or not (name in _LEFT_OUT or self._is_ignored(path, folder)):
+            return above
+        if name in self._names or f"{self.base}/".startswith(f"{path}/"):
+            return None
+        self.paths.append(path[len(self.base) + 1 :])
+        return True
+
+    def _is_ignored(self, path: str, folder: str) -> bool:
+        is_folder = os.path.isdir(path) and not os.path.islink(path)
+        for matches, start, keeps, for_folders in reversed(self._rules_in(folder)):
+            if (is_folder or not for_folders) and matches(path[start:]):
+                return not keeps
+        # A virtual environment, or a folder that has git ignore all that is in it.
+        own = self._rules_in(path)[len(self._rules_in(folder)) :] if is_folder else []
+        whole = [matches("\0\0") and not keeps for matches, _, keeps, _ in own]
+        return os.path.lexists(f"{path}/pyvenv.cfg") or (any(whole) and not any(r[2] for r in own))
+
+    def _rules_in(self, folder: str) -> list[Rule]:
+        if folder not in self._rules:
+            above, text = self._rules_in(folder.rpartition("/")[0]) if folder else [], ""
+            own = f"{folder}/.gitignore"
+            with suppress(OSError, OpError), closing_fd(open_regular(own)[0]) as file:
+                text = os.read(file, 64 * 1024).decode("utf-8", "surrogateescape")
+            rules = (self._read(line, len(folder) + 1) for line in text.split("\n"))
+            self._rules[folder] = [*above, *filter(None, rules)] if text else above
+        return self._rules[folder]
+
+    def _read(self, line: str, start: int) -> Rule | None:
+        text = line.removeprefix("!").rstrip()
+        # Braces are plain characters there.
+        glob = re.sub(r"\\.|[{}]", lambda char: char[0].rjust(2, "\\"), text.rstrip("/"))
+        if glob and not line.startswith("#") and len(glob) <= 200:
+            with suppress(OpError):
+                return compile_glob(glob), start, line.startswith("!"), text.endswith("/")
+        return None
+
+
+def is_no_draft(path: str) -> bool:
+    """Return whether this is not an unfinished file of ours."""
+    return not path.rpartition("/")[2].startswith(TEMPORARY)
 
 
 def _placed(pattern: str, base: str) -> tuple[str, str]:
     """Return the directory of a glob and the glob below it: `~/*.py` is below the home."""
-    beginning = re.split(r"[*?\[{\\]", pattern)[0] if pattern.startswith(("/", "~")) else ""
-    folder = beginning.rpartition("/")[0]
-    place = resolve(folder) if folder and not os.path.exists(f"{base}/{folder}") else ""
-    return (place, pattern[len(folder) :]) if os.path.isdir(place) else (base, pattern)
+    folder = re.split(r"[*?\[{\\]", pattern)[0].rpartition("/")[0]
+    if folder in ("", ".") or ".." in folder.split("/"):
+        return base, pattern
+    place = os.path.normpath(f"{base}/{folder}")
+    if not os.path.isdir(place) and folder.startswith(("/", "~")):
+        place = resolve(folder)
+    rest = pattern[len(folder) :]
+    return (place, rest if rest != "/" else "/**") if os.path.isdir(place) else (base, pattern)
 
 
 def normalize(pattern: str, base: str) -> str:
@@ -271,21 +436,22 @@ def normalize(pattern: str, base: str) -> str:
         raise _bad(pattern, f"it must have 1 to {MAX_GLOB} characters, not only slashes, few stars")
     if ".." in glob.split("/"):
         raise _bad(pattern, "'..' matches nothing: give the directory as path instead")
-    return glob
+    return as_name(glob) if os.path.lexists(join(base, glob.lstrip("/"))) else glob
 
 
-def names_git(glob: str) -> bool:
-    """Return whether the glob names .git itself."""
-    return ".git" in glob.lstrip("!").split("/")
+def as_name(glob: str) -> str:
+    """Return the glob with `[`, `]`, `{` and `}` as plain characters."""
+    return re.sub(r"(?s)\\.|[\[\]{}]", lambda char: char[0].rjust(2, "\\"), glob)
 
 
 def compile_glob(glob: str) -> Callable[[str], bool]:
     """Return a test for paths relative to a normalized glob's base; OpError if malformed."""
     turned = glob.startswith("!")
     body = glob[1:] if turned else glob
-    expression = _translated(body.lstrip("/") if "/" in body else f"**/{body}")
+    body = body.lstrip("/") if "/" in body else f"**/{body}"
+    expressions = map(_translated, dict.fromkeys((body, as_name(body))))
     try:
-        matches = re.compile(expression, re.DOTALL).fullmatch
+        matches = re.compile("|".join(expressions), re.DOTALL).fullmatch
     except (re.error, OverflowError, RecursionError) as exc:
         raise _bad(glob, str(exc)) from exc
     return lambda path: (matches(path) is None) == turned
@@ -305,32 +471,34 @@ def _translated(glob: str) -> str:
             inner = re.sub(r"([\\\[\]^&~|])", r"\\\1", token["set"]).replace("--", r"-\-")
             out.append(f"(?!/)[{'^' if token['other'] else ''}{inner}]")
         elif text == "[":
-            raise _bad(glob, "a '[' has no ']'")
+            raise _bad(glob, "a '[' has no ']': write \\[ for the character itself")
         elif text in ("{", "}"):
             nesting += 1 if text == "{" else -1
             if nesting > _MAX_NESTING:
                 raise _bad(glob, f"'{{' is nested more than {_MAX_NESTING} deep")
             if nesting < 0:
-                raise _bad(glob, "a '}' has no '{'")
+                raise _bad(glob, "a '}' has no '{': write \\} for the character itself")
             out.append("(?:" if text == "{" else ")")
         else:
             out.append("|" if text == "," and nesting else re.escape(token["char"]))
     if nesting:
-        raise _bad(glob, "a '{' has no '}'")
+        raise _bad(glob, "a '{' has no '}': write \\{ for the character itself")
     return "".join(out)
 
 
-def by_ripgrep(query: Query, found: MatchOutput) -> bool:
-    """Add matches to `found`; return False if ripgrep is absent or cannot do this query."""
-    program = _program()
+def search(query: Query, found: MatchOutput) -> MatchOutput:
+    """Add matches to `found`, by ripgrep where there is one that can do this query."""
+    program, pattern = _program(), query.pattern
     literal = f"/{query.only}" if query.only else query.glob
-    if not program or "*" in query.only or "***" in literal:
-        return False
-    if literal and not _SAME_IN_RIPGREP.fullmatch(literal):
-        return False
-    with closing_fd(os.memfd_create("complaints")) as complaints:
-        _run([program, *_arguments(query)], query, found, complaints)
-        return found.matches > 0 or os.fstat(complaints).st_size == 0
+    unlike = pattern.flags & re.MULTILINE or _UNLIKE_RIPGREP.search(pattern.pattern)
+    same = not literal or _SAME_IN_RIPGREP.fullmatch(literal)
+    if program and same and not unlike and "*" not in query.only and "***" not in literal:
+        with closing_fd(os.memfd_create("complaints")) as complaints:
+            _run([program, *_arguments(query)], query, found, complaints)
+            if found.matches or os.fstat(complaints).st_size == 0:
+                return found
+    by_python(query, found)
+    return found
 
 
 def _program() -> str | None:
@@ -340,17 +508,22 @@ def _program() -> str | None:
 
 def _arguments(query: Query) -> list[str]:
     flags = [*_FLAGS, f"--context={query.context}"]
-    if query.ignore_case:
+    if query.pattern.flags & re.IGNORECASE:
         flags.append("--ignore-case")
     if query.only:
         flags += ["--max-depth=1", f"--glob=/{query.only}"]
     elif query.glob:
-        flags.append(f"--glob={query.glob}")
-    if not query.only and not names_git(query.glob):
-        flags.append("--glob=!.git")
+        flags += [f"--glob={each}" for each in {query.glob, as_name(query.glob)}]
     if not query.only:
-        flags.append(f"--glob=!{TEMPORARY}*")
-    return [*flags, f"--regexp={query.pattern}", "--", "./"]
+        flags += [f"--glob=!{TEMPORARY}*", *_unentered(query)]
+    return [*flags, f"--regexp={query.pattern.pattern}", "--", "./"]
+
+
+def _unentered(query: Query) -> list[str]:
+    """Return the globs for folders that are left out; `_collect` leaves out the rest."""
+    deque(walk(open_directory(query.base), 100_000, Budget(), is_no_draft, query.left.has), 0)
+    plain = [re.sub(r"([][*?{}!\\])", r"\\\1", p) for p in query.left.paths if p.isprintable()]
+    return [f"--glob=!/{path}" for path in plain[:1000]]
 
 
 def _run(argv: list[str], query: Query, found: MatchOutput, complaints: int) -> None:
@@ -384,7 +557,10 @@ def _spawn(argv: list[str], base: str, output: int, complaints: int) -> int:
 
 def _collect(output: int, query: Query, found: MatchOutput) -> None:
     for path, rest in _records(output):
-        name = query.name(os.fsdecode(path).removeprefix("./"))
+        below = os.fsdecode(path).removeprefix("./")
+        if query.left.has(below):
+            continue
+        name = query.name(below)
         if rest is None:
             found.drop(name)
             continue
@@ -423,34 +599,22 @@ def _lines(output: int) -> Iterator[bytes]:
 
 
 def by_python(query: Query, found: MatchOutput) -> None:
-    """Add matches to `found`; raise OpError if the pattern is no regular expression."""
-    try:
-        # Warnings are about the pattern's meaning in later versions of Python.
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            pattern = re.compile(query.pattern, re.IGNORECASE if query.ignore_case else 0)
-    except (re.error, OverflowError, RecursionError) as exc:
-        raise OpError(
-            "invalid",
-            f"the pattern is no regular expression: {exc}. Escape characters that are meant "
-            "literally with a backslash",
-        ) from exc
+    """Add matches to `found`."""
     budget = Budget()
     for path in [query.only] if query.only else _files(query, budget):
-        if not _search_file(query, path, pattern, found):
+        if not _search_file(query, path, found):
             return
     found.truncated = found.truncated or budget.cut
 
 
 def _files(query: Query, budget: Budget) -> list[str]:
     """Return the files to search, in the order of ripgrep."""
-    matches: Callable[[str], bool] = compile_glob(query.glob) if query.glob else lambda _: True
-    found = walk(open_directory(query.base), 100_000, budget, build_filter(query.glob))
-    paths = [p for p, entry, _ in found if entry.is_file(follow_symlinks=False) and matches(p)]
+    found = _find(query.left, query.glob, budget)
+    paths = [path for path, entry in found if entry.is_file(follow_symlinks=False)]
     return sorted(paths, key=lambda path: os.fsencode(path).split(b"/"))
 
 
-def _search_file(query: Query, path: str, pattern: re.Pattern[str], found: MatchOutput) -> bool:
+def _search_file(query: Query, path: str, found: MatchOutput) -> bool:
     """Search a file; return False when no more lines are wanted."""
     try:
         fd = os.open(f"{query.base}/{path}", _OPEN)
@@ -460,8 +624,9 @@ def _search_file(query: Query, path: str, pattern: re.Pattern[str], found: Match
     with closing_fd(fd):
         if not stat.S_ISREG(os.fstat(fd).st_mode) or b"\0" in os.pread(fd, _HEAD, 0):
             return True
-        name = query.name(path)
-        for row in _rows(fd, pattern, query.context):
+        name, across = query.name(path), bool(query.pattern.flags & re.MULTILINE)
+        found.truncated |= across and os.fstat(fd).st_size > MAX_BYTES
+        for row in (_rows_across if across else _rows)(fd, query):
             if row is None:
                 found.drop(name)
                 return True
@@ -470,24 +635,43 @@ def _search_file(query: Query, path: str, pattern: re.Pattern[str], found: Match
         return True
 
 
-def _rows(fd: int, pattern: re.Pattern[str], context: int) -> Iterator[tuple[int, str, int] | None]:
+def _rows(fd: int, query: Query) -> Iterator[tuple[int, str, int] | None]:
     """Yield number, text, column of matches and their `context`; None if the file is binary."""
-    before: deque[tuple[int, str, int]] = deque(maxlen=context)
+    before: deque[tuple[int, str, int]] = deque(maxlen=query.context)
     after = 0
     for number, line in enumerate(split(fd, 0, _LONGEST), 1):
         if b"\0" in line.head:
             yield None
             return
         text = line.head.decode("utf-8", "surrogateescape").removesuffix("\r")
-        match = pattern.search(text)
+        match = query.pattern.search(text)
         row = number, text, match.start() + 1 if match else 0
         if match:
             yield from before
             before.clear()
-            after = context
+            after = query.context
             yield row
         elif after:
             after -= 1
             yield row
         else:
             before.append(row)
+
+
+def _rows_across(fd: int, query: Query) -> Iterator[tuple[int, str, int] | None]:
+    """Yield the same for matches across lines, in the first 8 MiB of a file."""
+    text = os.pread(fd, MAX_BYTES, 0).decode("utf-8", "surrogateescape")
+    if "\0" in text or not query.pattern.search(text):
+        yield None
+        return
+    lines = text.removesuffix("\n").split("\n")
+    starts = [0, *accumulate(len(line) + 1 for line in lines)]
+    columns: dict[int, int] = {}
+    for match in query.pattern.finditer(text):
+        first = bisect(starts, match.start())
+        columns.setdefault(first, match.start() - starts[first - 1] + 1)
+        for number in range(first + 1, bisect(starts, match.end() - 1) + 1):
+            columns.setdefault(number, -1)
+    near = {at for n in columns for at in range(n - query.context, n + query.context + 1)}
+    for number in sorted(near & {*range(1, len(starts))}):
+        yield number, lines[number - 1].removesuffix("\r"), columns.get(number, 0)

@@ -1,4 +1,4 @@
-"""Walks directory trees by file descriptor, and lists them. No link is followed.
+"""Walks directory trees by file descriptor. No link is followed.
 
 Nothing recurses and no path is built for the kernel, so trees deeper than PATH_MAX work.
 """
@@ -9,16 +9,15 @@ import os
 import stat
 from contextlib import closing
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from mcp_sandbox.runner.files.call import put_rows
-from mcp_sandbox.runner.files.paths import TEMPORARY, relativize, resolve, show
+from mcp_sandbox.runner.files.paths import show
 from mcp_sandbox.runner.wire.protocol import OpError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from mcp_sandbox.runner.files.call import OperationCall
+    Test = Callable[[str], bool]
 
 MAX_LIMIT = 100_000
 OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -110,26 +109,27 @@ class Budget:
 
 
 def walk(
-    root: int, depth: int, budget: Budget, wanted: Callable[[str], bool]
+    root: int, depth: int, budget: Budget, wanted: Test, leaves_out: Test = lambda _: False
 ) -> Iterator[tuple[str, os.DirEntry[str], int]]:
     """Yield path, entry and open directory of all entries up to `depth` levels below `root`.
 
-    Entries whose path is not `wanted` are skipped with all their content. Takes over `root`, an
-    open directory. An entry is valid until the next one is asked for. What cannot be read or
-    vanishes is left out.
+    Entries whose path is not `wanted` are skipped with all their content; what is in folders that
+    it `leaves_out` is skipped. Takes over `root`, an open directory. An entry is valid until the
+    next one is asked for. What cannot be read or vanishes is left out.
     """
     pending: list[tuple[str, list[str]]] = []
     prefix = ""
     with closing(Descent(root)) as descent:
         while True:
             directories: list[str] = []
+            deeper = len(pending) + 1 < depth
             for entry in _entries(descent.fd, budget):
                 path = prefix + entry.name
                 if wanted(path):
                     yield path, entry, descent.fd
-                    if entry.is_dir(follow_symlinks=False):
+                    if deeper and entry.is_dir(follow_symlinks=False) and not leaves_out(path):
                         directories.append(entry.name)
-            pending.append((prefix, directories if len(pending) + 1 < depth else []))
+            pending.append((prefix, directories))
             found = _next_directory(descent, pending, budget)
             if found is None:
                 return
@@ -173,28 +173,6 @@ def _next_directory(
     return None
 
 
-def list_directory(call: OperationCall) -> dict[str, Any]:
-    """Send [path, kind, size, modified, target] of a directory's entries, sorted by path."""
-    path = resolve(call.text("path", "."))
-    depth = call.number("depth", 1, low=1, high=10_000)
-    limit = call.number("limit", 500, low=1, high=MAX_LIMIT)
-    hidden = call.flag("hidden", default=True)
-    budget = Budget()
-    found = walk(
-        open_directory(path),
-        depth,
-        budget,
-        lambda found: not found.rpartition("/")[2].startswith(TEMPORARY if hidden else "."),
-    )
-    rows = [row for row in map(_describe, found) if row]
-    rows.sort(key=lambda row: row[0])
-    sent = put_rows(
-        call.stdout, ([relativize(join(path, row[0])), *row[1:]] for row in rows), limit
-    )
-    truncated = budget.cut or len(rows) > sent
-    return {"path": relativize(path), "total": len(rows), "truncated": truncated}
-
-
 def open_directory(path: str) -> int:
     """Open a directory, through links; raise OpError if it is a file."""
     try:
@@ -208,14 +186,3 @@ def open_directory(path: str) -> int:
 def join(base: str, name: str) -> str:
     """Return `name` beneath `base`, which may be "/"."""
     return f"{base.rstrip('/')}/{name}"
-
-
-def _describe(found: tuple[str, os.DirEntry[str], int]) -> list[Any] | None:
-    """Return a row of the listing; None if the entry vanished or may not be read."""
-    name, entry, directory = found
-    try:
-        facts = entry.stat(follow_symlinks=False)
-        target = show(os.readlink(entry.name, dir_fd=directory)) if entry.is_symlink() else None
-    except OSError:
-        return None
-    return [name, kind_of(facts.st_mode), facts.st_size, facts.st_mtime, target]

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 VERSION = "5"
-UNWATCHED = {"GIT_EDITOR": "true", "NO_COLOR": "1", "PAGER": "cat", "TERM": "dumb"}
+UNWATCHED = {"GIT_EDITOR": "true", "PAGER": "cat", "TERM": "dumb"}
 """Variables of commands, which no person watches; what runs on a terminal goes without them."""
 COLUMNS, ROWS = 100, 30  # Of the terminal of a command.
 PREFIX = struct.Struct(">II")

@@ -10,6 +10,7 @@ from mcp_sandbox.runner.calls.command import Command, Wait
 from mcp_sandbox.runner.calls.doors import Dial, DoorTable
 from mcp_sandbox.runner.calls.operation import Operation
 from mcp_sandbox.runner.calls.table import ProcessTable
+from mcp_sandbox.runner.files.kept import base_of
 from mcp_sandbox.runner.kernel import processes
 from mcp_sandbox.runner.kernel.loop import READ, DeferredAction, Loop
 from mcp_sandbox.runner.kernel.native import Socket, accept, signal
@@ -300,6 +301,7 @@ class Server:
 
     def _complete(self, args: dict[str, Any]) -> dict[str, Any]:
         self._count += 1
+        name = f"{os.getpid():x}{self._count:x}-{os.urandom(3).hex()}"
         return {
             "timeout_s": None,
             "keep_bytes": 64 * 1024 * 1024,
@@ -311,7 +313,8 @@ class Server:
             "moves": bool(args.get("cwd")),
             "given": list(args.get("env") or {}),
             "workspace": self._workspace,
-            "name": f"{os.getpid():x}{self._count:x}-{os.urandom(3).hex()}",
+            "name": name,
+            "kept": base_of(name),
         }
 
 

@@ -16,15 +16,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-FOLDER = ".mcp-sandbox"
 _MOST, _MOST_SIDE, _MOST_BYTES = 100, 2000, 1024 * 1024
 _TRIES = 5
 _FULL = (errno.EFBIG, errno.ENOSPC, errno.EDQUOT)
-
-
-def figure_base(workspace: str, name: str) -> str:
-    """Return how the paths of all files begin that are kept of the call with this name."""
-    return os.path.join(workspace, FOLDER, "output", name)
 
 
 def list_saved_figures(base: str) -> list[str]:
@@ -40,40 +34,28 @@ def list_saved_figures(base: str) -> list[str]:
 
 
 class Figures:
-    """The figures of one piece of code, or of one cell after another. `base`: see `figure_base`."""
+    """The figures of a piece of code, or of one cell after another; `base`: see `kept.base_of`."""
 
     def __init__(self, base: str = "") -> None:
         self.base = base
         self._pid = os.getpid()
 
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:  # noqa: ANN401
-        """Find pyplot as the other finders of `sys.meta_path` do, and put our `show` into it.
+    def adapt(self, pyplot: Any) -> None:  # noqa: ANN401
+        """Put our `show` into pyplot.
 
         MPLBACKEND would do that, too, but all programs that the code starts would inherit it.
         """
-        if name != "matplotlib.pyplot":
-            return None
-        others: Any = (each for each in sys.meta_path if each is not self)
-        spec = next(filter(None, (each.find_spec(name, path, target) for each in others)), None)
-        if loader := spec and spec.loader:
-            execute = loader.exec_module
-
-            def exec_module(module: Any) -> None:  # noqa: ANN401
-                chosen: Any = sys.modules["matplotlib"].rcParams
-                # A public query would choose a backend now, trying all that are installed.
-                if isinstance(chosen, dict) and not isinstance(dict.get(chosen, "backend"), str):
-                    chosen["backend"] = "agg"
-                execute(module)
-                module.show = show
-
-            loader.exec_module = exec_module
 
         def show(block: bool | None = None, **_more: object) -> None:
             # Windows that do not block stay open: what they show at the end counts.
             if block is not False:
                 self._save_open()
 
-        return spec
+        pyplot.show = show
+        chosen: Any = sys.modules["matplotlib"].rcParams
+        # A public query would choose a backend now, trying all that are installed.
+        if isinstance(chosen, dict) and not isinstance(dict.get(chosen, "backend"), str):
+            chosen["backend"] = "agg"
 
     def end(self) -> None:
         """Save the figures still open; does nothing in a forked child."""

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 _STEERING = ("PYTHON", "LD_", "GLIBC_", "MALLOC_")
 # The kernel's own limit for process ids.
 _MOST_PID = 2**22
+# What is told of the files that changed meanwhile; None where that is unknown.
+FILES = ("changed", "created", "counts")
 
 
 class WorkerHandle:
@@ -99,7 +101,9 @@ def is_valid_message(message: dict[str, Any]) -> bool:
         known = _is_number(message.get("status"), 0xFFFF) and isinstance(message.get("stays"), bool)
         named = _is_list(message.get("changed"), range(21), lambda name: _is_short(name, 500))
         shell = _is_list(message.get("shell"), range(4), lambda word: _is_short(word, 20))
-        return known and named and shell and _is_list(message.get("counts"), (3,), _is_number)
+        new = _is_list(message.get("created"), range(21), lambda at: _is_number(at, 19))
+        counted = _is_list(message.get("counts"), (3,), _is_number)
+        return known and named and shell and new and counted
     if event == "done":
         return isinstance(message.get("result"), dict)
     return event == "fail" and all(_is_short(message.get(key), 8000) for key in ("code", "message"))

@@ -14,10 +14,16 @@ import io
 import os
 import sys
 import types
+from _frozen_importlib_external import SourceFileLoader
 
 from mcp_sandbox.runner.kernel import processes
 from mcp_sandbox.runner.kernel.native import signal
+from mcp_sandbox.runner.workers.child import adapt_spawn
 from mcp_sandbox.runner.workers.figures import Figures
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 _WRITERS = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
 # What Python itself exits with when the last flush of its output fails.
@@ -56,11 +62,28 @@ def see_new_packages() -> None:
         add_user_site()
 
 
-def run(path: str, base: str) -> None:
-    """Run the file as `__main__`, saving figures at `base` (see there). Does not return."""
-    figures = Figures(base)
-    main, held = begin([path], os.getcwd(), figures)
-    main.__file__ = path
+class _Imports:
+    """Finds what other finders of `sys.meta_path` find, and adapts what is loaded by its name."""
+
+    def __init__(self, figures: Figures) -> None:
+        self._adapt = {"matplotlib.pyplot": figures.adapt, "multiprocessing.spawn": adapt_spawn}
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:  # noqa: ANN401
+        if (adapt := self._adapt.get(name)) is None:
+            return None
+        others: Any = (each for each in sys.meta_path if each is not self)
+        spec = next(filter(None, (each.find_spec(name, path, target) for each in others)), None)
+        if loader := spec and spec.loader:
+            execute = loader.exec_module
+            loader.exec_module = lambda module: (execute(module), adapt(module))
+        return spec
+
+
+def run(path: str, workspace: str, base: str) -> None:
+    """Run a file as `__main__` of the workspace, saving figures at `base`. Does not return."""
+    shown, figures = os.path.join(workspace, os.path.basename(path)), Figures(base)
+    main, held = begin([shown], os.getcwd(), figures)
+    main.__file__, main.__loader__ = shown, SourceFileLoader("__main__", path)
     _end(_outcome(path, main), main, figures)
     del held
 
@@ -72,7 +95,7 @@ def begin(argv: list[str], first: str, figures: Figures) -> tuple[types.ModuleTy
     """
     sys.argv = argv
     sys.path[0] = first
-    sys.meta_path.insert(0, figures)
+    sys.meta_path.insert(0, _Imports(figures))
     ours = [name for name in sys.modules if name.partition(".")[0] == "mcp_sandbox"]
     held = [sys.modules.pop(name) for name in ours]
     main = types.ModuleType("__main__")

@@ -81,7 +81,7 @@ class _Notebook:
         self._env = cell["env"]
         most = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
         resource.setrlimit(resource.RLIMIT_FSIZE, (most if cell["grow"] else 0, most))
-        self._figures.base = figures.figure_base(cell["workspace"], cell["name"])
+        self._figures.base = cell["kept"]
         main_file.see_new_packages()
         self._names.begin(cell["workspace"])
         code = 1
@@ -91,9 +91,8 @@ class _Notebook:
         except BaseException:  # noqa: BLE001 - an interrupt as it ends, or nothing to print it on
             code = code or 1
         _rest()
-        names, counts = self._names.end(cell["workspace"])
-        ending = {"changed": names, "counts": counts, "stays": False}
-        return {"e": "exit", "status": code << 8, **ending}
+        files = self._names.end(cell["workspace"])
+        return {"e": "exit", "status": code << 8, "stays": False, **files}
 
     def _connect(self, fds: list[int]) -> None:
         for number, (fd, name) in enumerate(zip(fds, ("stdin", "stdout", "stderr"))):

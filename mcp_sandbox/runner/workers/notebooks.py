@@ -12,7 +12,7 @@ from mcp_sandbox.runner.kernel import processes
 from mcp_sandbox.runner.kernel.loop import READ
 from mcp_sandbox.runner.kernel.native import make_socket_pair, receive, send, signal
 from mcp_sandbox.runner.wire.protocol import OpError
-from mcp_sandbox.runner.workers.fork_server import Notebook, is_valid_message
+from mcp_sandbox.runner.workers.fork_server import FILES, Notebook, is_valid_message
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class Notebooks:
         self._pool.free_held()
         self._pool.rest(found.python_worker, rests=False)
         try:
-            settings = {key: job[key] for key in ("env", "grow", "name", "workspace")}
+            settings = {key: job[key] for key in ("env", "grow", "kept", "workspace")}
             send(found.control, settings, fds)
         except OSError:
             # It was closed or is not read: the listener learns that the notebook died.
@@ -129,7 +129,7 @@ class Notebooks:
             row = notebook.row(name)
             printed = {"sizes": [0] * 4, "starts": [0, 0], "totals": [0, 0], "until_met": False}
             ended = {"process": name, "duration_ms": 1000 * row["seconds"], "notebook": "ended"}
-            unknown = dict.fromkeys(("left_s", "output_file", "changed", "counts"))
+            unknown = dict.fromkeys(("left_s", "output_file", *FILES))
             done({**row, **printed, **ended, **unknown, "figures": [], "shell": []})
 
         notebook.listener, notebook.cell = on_end, "its end"
@@ -175,4 +175,4 @@ class Notebooks:
                 self._pool.rest(notebook.python_worker, rests=False)
         if notebook.listener:
             # The files that changed since the notebook's start are not this cell's.
-            notebook.listener({**message, "changed": None, "counts": None})
+            notebook.listener({**message, **dict.fromkeys(FILES)})

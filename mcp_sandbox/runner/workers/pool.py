@@ -59,6 +59,8 @@ class Pool:
         self._room = ProcessLimit(most_processes)
         self._lineage = processes.become_subreaper()
         self._busy: set[WorkerHandle] = set()
+        # In it, file operations lock the places of what they change.
+        self.turns = os.memfd_create("turns")
         # Workers of idle notebooks.
         self._resting: set[WorkerHandle] = set()
         # The worker whose command waits for `resume`.

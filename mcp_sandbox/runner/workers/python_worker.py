@@ -25,7 +25,7 @@ from mcp_sandbox.runner.kernel.native import (  # noqa: E402
     wait_for,
 )
 from mcp_sandbox.runner.wire.protocol import MAX_HEADER, OpError  # noqa: E402
-from mcp_sandbox.runner.workers import figures, main_file, programs, worker  # noqa: E402
+from mcp_sandbox.runner.workers import child, main_file, programs, worker  # noqa: E402
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -45,6 +45,9 @@ def _interpreter(control: Socket) -> None:
     """Fork a Python worker for each request; returns when pid 1 closes the socket."""
     processes.hide_memory()
     processes.rename("mcp-sandbox")
+    # To the C library, whose copy was wiped: programs that code starts get their variables there.
+    for variable in os.environ.items():
+        os.putenv(*variable)
     processes.die_with_parent()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     for number in programs.SHIELDED:
@@ -138,7 +141,7 @@ class _PythonWorker:
 
 def _save(code: int, name: str) -> str:
     """Save the code in a real file, so that tracebacks and `inspect` can show it."""
-    path = worker.code_path(name)
+    path = child.code_path(name)
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644)
         try:
@@ -228,7 +231,7 @@ def _run(control: Socket) -> None:
         from mcp_sandbox.runner.workers import notebook  # noqa: PLC0415 - seldom
 
         notebook.run(job)
-    main_file.run(path, figures.figure_base(job["workspace"], job["name"]))
+    main_file.run(path, job["workspace"], job["kept"])
 
 
 if __name__ == "__main__":

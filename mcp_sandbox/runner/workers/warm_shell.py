@@ -1,6 +1,6 @@
 """Keeps one bash ready: started before its command is known, it saves each command that wait.
 
-It runs in the workspace, with the environment of the last command; a command that needs others
+It runs in the workspace, as the last command did; a command that needs other variables or arguments
 is started as usual. A worker holds it, as it holds every command, so it ends with that worker.
 
 It waits only while no call is running, and is killed before other code starts. Background
@@ -42,8 +42,8 @@ class PreparedShell:
         self, worker: WorkerHandle, job: dict[str, Any], ours: tuple[int, int], theirs: list[int]
     ) -> None:
         self.worker = worker
-        # The directory and environment that a command must ask for.
-        self.place = job["cwd"], job["env"]
+        # The directory, environment and arguments that a command must ask for.
+        self.place = job["cwd"], job["env"], job["argv"]
         self.ours = ours
         self.theirs = theirs
         self.born = processes.read_clock_ticks()
@@ -100,8 +100,8 @@ class WarmShell:
         ready, self._ready = self._ready, None
         if ready is None:
             return None
-        fits = ready.place == (job["cwd"], job["env"]) and job["grow"] and ready.take_in(code)
-        if fits and self._pool.resume(ready.worker, job, listener):
+        fits = ready.place == (job["cwd"], job["env"], job["argv"]) and job["grow"]
+        if fits and ready.take_in(code) and self._pool.resume(ready.worker, job, listener):
             return ready
         if self._pool.held is ready.worker:
             self._pool.free_held()

@@ -14,6 +14,7 @@ from mcp_sandbox.runner.files import kept
 from mcp_sandbox.runner.kernel import processes
 from mcp_sandbox.runner.kernel.native import Socket, close, make_socket_pair, receive, send, signal
 from mcp_sandbox.runner.wire.protocol import MAX_HEADER, OpError
+from mcp_sandbox.runner.workers.child import code_path
 from mcp_sandbox.runner.workers.programs import SHIELDED, lower_priority
 
 TYPE_CHECKING = False
@@ -32,7 +33,7 @@ _MOST_NAMES = 20
 _MOST_SORTED = 1000
 # A character may take six bytes in JSON; all names go into one message of 64 KiB.
 _LONGEST_NAME = 500
-_SKIPPED = {".git", ".mcp-sandbox", "node_modules", "__pycache__", ".venv"}
+_SKIPPED = {".git", "node_modules", "__pycache__", ".venv"}
 # Of a folder: when its names last changed, its files, and the paths of its folders.
 _Folder = tuple[int, set[str], list[str]]
 _NONE: _Folder = (-1, set(), [])
@@ -141,10 +142,8 @@ class Worker:
     def _see_through(self, pid: int, job: dict[str, Any], message: list[str]) -> bool:
         status, stays = _await(pid)
         message = message + remember(job["shell"]) if job["shell"] else []
-        changed, counts = self._names.end(job["workspace"])
-        self._say(
-            e="exit", status=status, changed=changed, counts=counts, stays=stays, shell=message
-        )
+        files = self._names.end(job["workspace"])
+        self._say(e="exit", status=status, stays=stays, shell=message, **files)
         if stays:
             _await(None)
         return not stays
@@ -160,7 +159,7 @@ class Worker:
         signal.signal(signal.SIGTERM, _abort)
         try:
             self._say(e="begin")
-            result = operate(job["args"], fds[0], fds[1], bytes.fromhex(job["end"]))
+            result = operate(job["args"], fds[0], fds[1], bytes.fromhex(job["end"]), fds[2])
             self._say(e="done", result=result)
         except SystemExit as exc:
             raise OpError("cancelled", "the call was cancelled") from exc
@@ -249,11 +248,6 @@ def _await(main: int | None) -> tuple[int, bool]:
             status, options = ended, os.WNOHANG
 
 
-def code_path(name: str) -> str:
-    """Return the path of a call's code while it runs."""
-    return f"/tmp/run-{name}.py"
-
-
 def remove_code(name: str) -> None:
     """Delete the code of a call that has ended, if it is still there."""
     # The code may have removed it, or put something else there.
@@ -280,23 +274,27 @@ class SeenNames:
         if self._seen is not None:
             self._look(workspace, _BUDGET_S / 10, begins=True)
 
-    def end(self, workspace: str) -> tuple[list[str] | None, list[int] | None]:
-        """Return up to 20 paths changed since `begin`, and how many are new, changed, gone.
+    def end(self, workspace: str) -> dict[str, object]:
+        """Return up to 20 paths changed since `begin`, by index which of these are new, and counts.
 
-        None stands for what is unknown: there was too much to read.
+        The counts are of what is new, changed, gone. None is unknown: there was too much to read.
         """
         before, fresh = self._seen, self._found
         self._look(workspace, _BUDGET_S)
         # Files written just before may carry the clock tick in which the command began.
         found = [path for path, state in self._found.items() if fresh.get(path) != state]
-        names, now = _first(found, workspace), self._seen
+        first, now = _first(found), self._seen
+        names = [_name(path, workspace) for path in first]
         if before is None or now is None:
-            return names if now or names else None, None
-        parts = [path.rpartition("/") for path in found]
-        changed = sum(name in before.get(folder, _NONE)[1] for folder, _, name in parts)
+            unknown = names if now or names else None
+            return {"changed": unknown, "created": None, "counts": None}
+        parts = (path.rpartition("/") for path in found)
+        there = (name in before.get(folder, _NONE)[1] for folder, _, name in parts)
+        old = {path for path, was in zip(found, there) if was}
         new = sum(len(seen[1] - before.get(path, _NONE)[1]) for path, seen in now.items())
         gone = sum(len(old[1] - now.get(path, _NONE)[1]) for path, old in before.items())
-        return names, [new, changed, gone]
+        created = [at for at, path in enumerate(first) if path not in old]
+        return {"changed": names, "created": created, "counts": [new, len(old), gone]}
 
     def _look(self, top: str, budget_s: float, *, begins: bool = False) -> None:
         deadline = time.monotonic() + budget_s
@@ -333,10 +331,13 @@ class SeenNames:
         return stamp, files, folders
 
 
-def _first(paths: list[str], workspace: str) -> list[str]:
-    first = sorted(sorted(paths)[:_MOST_SORTED], key=_natural)[:_MOST_NAMES]
-    names = (os.fsencode(os.path.relpath(path, workspace)) for path in first)
-    return [name.decode("utf-8", "backslashreplace")[:_LONGEST_NAME] for name in names]
+def _first(paths: list[str]) -> list[str]:
+    return sorted(sorted(paths)[:_MOST_SORTED], key=_natural)[:_MOST_NAMES]
+
+
+def _name(path: str, workspace: str) -> str:
+    name = os.fsencode(os.path.relpath(path, workspace))
+    return name.decode("utf-8", "backslashreplace")[:_LONGEST_NAME]
 
 
 def _natural(path: str) -> str:

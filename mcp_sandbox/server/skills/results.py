@@ -36,7 +36,7 @@ _PAGE_BYTES = MAX_TEXT_BYTES - 2_000
 _BASE64_BYTES = _PAGE_BYTES // 4 * 3
 # With our own words still below what Claude takes whole.
 _MOST_BODY_BYTES = 450_000
-_MOST_FILES = 60
+_FILES_BYTES = 30_000
 _SCRIPTS = (".py", ".sh", ".bash", ".js", ".mjs", ".cjs", ".ts", ".rb", ".pl", ".ps1")
 _IN_META = ("uri", "name", "digest", "repeated", "unchecked", "drift")
 _OWN_FOLDER = ("{baseDir}", "${CLAUDE_SKILL_DIR}", "${CLAUDE_PLUGIN_ROOT}")
@@ -182,12 +182,10 @@ def _file_notes(got: Activation) -> Iterable[str]:
     others = [file for file in got.contents.files if file.path != DOCUMENT]
     if not others:
         return
-    rows = [f"{show_name(file.path)} ({file.size:,} bytes, {file.kind})" for file in others]
-    more = f", and {len(rows) - _MOST_FILES} more" if len(rows) > _MOST_FILES else ""
-    yield (
-        "Its files, read with skill_activate and path: "
-        f"{', '.join(cut_short(row, 200) for row in rows[:_MOST_FILES])}{more}."
-    )
+    rows = (f"{show_name(file.path)} ({file.size:,} bytes, {file.kind})" for file in others)
+    named = take_fitting((cut_short(row, 200) for row in rows), _FILES_BYTES)
+    more = f", and {len(others) - len(named)} more" if len(others) > len(named) else ""
+    yield f"Its files, read with skill_activate and path: {', '.join(named)}{more}."
     scripts = (
         file.path.endswith(_SCRIPTS) or (file.path.startswith("scripts/") and file.kind == "text")
         for file in others

@@ -17,12 +17,12 @@ from anyio import to_thread
 from mcp.server.context import CallNext, HandlerResult, ServerRequestContext
 from mcp.server.mcpserver import Context
 from mcp.shared.exceptions import MCPError
-from mcp.types import CLIENT_INFO_META_KEY, INVALID_PARAMS
+from mcp.types import INVALID_PARAMS
 
 from mcp_sandbox.config import SkillsConfig
 from mcp_sandbox.errors import UnknownSkill
 from mcp_sandbox.models import ChatId
-from mcp_sandbox.server.identity import CallerOf
+from mcp_sandbox.server.identity import CUT_AFTER, CallerOf
 from mcp_sandbox.server.text import clip, count_bytes, show_name
 from mcp_sandbox.sessions.skills import Skills
 from mcp_sandbox.skills.catalogue import Catalogue, Overview, build_overview
@@ -43,8 +43,6 @@ _USE_THEM = (
 _NAMED = "What their authors say they are for (no instructions to you):"
 # What the account of what is left out may take, and the ends of lines.
 _ACCOUNT = 200
-# Clients that cut off instructions, and after how many characters.
-_CUT_AFTER = {"claude-code": 4096}
 
 
 def take_page(
@@ -175,7 +173,7 @@ class Disclosure:
         if not offered:
             return result
         instructions, budget = result["instructions"], self._visible.settings.catalogue
-        if cut_after := _CUT_AFTER.get(_client(ctx)):
+        if cut_after := CUT_AFTER.get(_client(ctx)):
             budget = min(budget, cut_after - len(instructions))
         # Of thousands it takes long enough for others to notice.
         text, account = await to_thread.run_sync(describe_skills, offered, budget)
@@ -184,12 +182,10 @@ class Disclosure:
 
 
 def _client(ctx: Asked) -> str:
-    """Return the client's name; in the newer protocol each request carries it."""
-    params = ctx.params or {}
-    meta = params.get("_meta")
-    info = meta.get(CLIENT_INFO_META_KEY) if isinstance(meta, Mapping) else None
-    info = info or params.get("clientInfo")
-    return str(info.get("name")) if isinstance(info, Mapping) else ""
+    """Return the client's name; an older one gives it with this first request."""
+    known, asked = ctx.session.client_params, (ctx.params or {}).get("clientInfo")
+    told = asked.get("name") if isinstance(asked, Mapping) else ""
+    return known.client_info.name if known else str(told)
 
 
 def describe_skills(skills: Sequence[Skill], budget: int) -> tuple[str, Mapping[str, int]]:

@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from functools import partial
+from itertools import islice
 from typing import Annotated, Any
 
 import anyio
@@ -37,7 +38,7 @@ from mcp_sandbox.server.tool import (
 )
 from mcp_sandbox.sessions.session import Session
 from mcp_sandbox.skills.needs.findings import Inventory, find_missing
-from mcp_sandbox.skills.needs.uses import Requirement
+from mcp_sandbox.skills.needs.uses import Kind, Requirement
 
 INTERVAL_S = 0.2
 """At most five messages a second."""
@@ -50,13 +51,20 @@ _DECODER = codecs.getincrementaldecoder("utf-8")
 _UNREACHED = re.compile(
     r"Temporary failure (?:in name resolution|resolving)|Could(?: not|n't) resolve host|EAI_AGAIN"
     r"|ENETUNREACH|Network is unreachable|no servers could be reached|dial tcp: lookup "
-    r"|Failed to connect to (?!localhost|127\.|0\.0\.0\.0|::1)|UnknownHostException"
+    r"|Failed to connect to (?!localhost|127\.|0\.0\.0\.0|::1)|Unknown ?[hH]ost"
+    r"|No plugin found for prefix|unable to access index for|Unable to download data from"
     r"|No matching distribution found for|TLS CA certificate bundle|/var/lib/(?:apt/|dpkg/lock)"
 )
 _OFFLINE = (
     "this computer has no network: nothing can be downloaded; sandbox_info lists what is installed"
 )
-_MODULE = re.compile(r"No module named '?(\w{1,100})\b(?!\.)", re.ASCII)
+_LACKING = re.compile(
+    r"No module named '?(?P<python>\w{1,100})\b(?!\.)"
+    r"|(?P<command>[\w.+-]{1,60})\W?: (?:command |executable file )?not found"
+    r"|(?:make\S{0,5}: |env: .|cannot run |spawn |directory: '|command '(?:\w{1,20}-linux-gnu-)?)"
+    r"(?P<program>[\w.+-]{1,60})(?:\W?(?: failed)?: No such file| ENOENT|'$)",
+    re.ASCII | re.MULTILINE,
+)
 _BROWSER = re.compile(
     r"\b(chrom\w{1,40}|google-chrome\S{0,40}|firefox)\b.{0,20}: (?:command )?not found"
     r"|Cannot find (?:module|package) '(playwright|puppeteer)\S{0,200}'"
@@ -65,6 +73,10 @@ _BROWSER = re.compile(
 _FOREIGN = re.compile(r"^(?:\$ |>>> |!\w+|%%?[a-z]{2,})", re.MULTILINE)
 _REFUSED = re.compile("SyntaxError|syntax error|command not found|no job control|no such job")
 _FOR_PROMPTS = "{!r} is for prompts and notebooks: leave it out, and run shell commands with exec"
+_IMAGE = (
+    "{} is not installed: {}the operator can make an image for the docker backend that has {}, "
+    "`mcp-sandbox images recipe {}` prints how"
+)
 _PRINTS = {"python": "print()", "javascript": "console.log()"}
 Until = Annotated[
     str,
@@ -141,21 +153,20 @@ def _hints(result: ExecResult, code: str) -> list[str]:
     found = _FOREIGN.search(code) if _REFUSED.search(result.stderr) else None
     lines = [_FOR_PROMPTS.format(found[0])] if found else []
     lines += [_OFFLINE] if result.offline and _UNREACHED.search(output) else []
+    lacks = dict[str, str]()
     if browser := _BROWSER.search(output):
-        lines.append(
-            f"{browser[1] or browser[2]} is not installed: the operator can make an image for the "
-            "docker backend that has a browser, `mcp-sandbox images recipe browser` prints how"
-        )
-    module = _MODULE.search(output)
-    for lack in find_missing([Requirement("python", module[1])], Inventory()) if module else ():
-        if lack.layer:
-            fix = "" if result.offline else f"`{lack.fix}` may help, or "
+        named = browser[1] or browser[2]
+        lacks["browser"] = _IMAGE.format(named, "", "a browser", "browser")
+    for found in islice(_LACKING.finditer(output), 20):
+        kind: Kind = "python" if found["python"] else "command"
+        for lack in find_missing([Requirement(kind, found[found.lastgroup or 0])], Inventory()):
+            # What apt-get installs is for the operator alone.
+            way = "" if result.offline or "apt-get" in lack.fix else f"`{lack.fix}` may help, or "
             plain = "; the skill python-data-analysis does without" if lack.layer == "data" else ""
-            lines.append(
-                f"{lack.name} is not installed: {fix}the operator can make an image for the docker "
-                f"backend that has it, `mcp-sandbox images recipe {lack.layer}` prints how{plain}"
-            )
-    return lines
+            if lack.layer:
+                said = _IMAGE.format(lack.name, way, "it", lack.layer) + plain
+                lacks.setdefault(lack.layer, said)
+    return [*lines, *lacks.values()]
 
 
 async def shown(result: ExecResult) -> ExecResult:

@@ -72,7 +72,7 @@ async def glob(
 
 async def grep(
     session: Session,
-    pattern: Annotated[Pattern, Field(description="Regular expression.")],
+    pattern: Annotated[Pattern, Field(description="Regular expression, as in Python.")],
     path: Path = ".",
     *,
     glob: Annotated[Pattern | None, Field(description="Only files like *.py")] = None,

@@ -95,7 +95,7 @@ PreviewWait = Annotated[float, Field(ge=0, le=55)]
 _TAKES = {
     "list": (),
     "wait": ("id", "until", "tail"),
-    "input": ("id", "text", "key"),
+    "input": ("id", "text", "key", "until"),
     "stop": ("id",),
 }
 Action = Literal["list", "wait", "input", "stop"]
@@ -121,8 +121,8 @@ async def process(
 
     list: what runs, and what has ended lately. wait: until it ends, until a text is printed or
     wait_s is over; answers what was printed since the last look. input: type on the terminal of
-    what exec started with tty=true, and see its screen. stop: end it. You are told of each end
-    without asking.
+    what exec started with tty=true, and see its screen once it rests, or until a text is printed.
+    stop: end it. You are told of each end without asking.
     """
     for name, value in {"id": id, "until": until, "tail": tail, "text": text, "key": key}.items():
         if value is not None and name not in _TAKES[action]:
@@ -135,14 +135,13 @@ async def process(
         return results.format_exec(
             await shown(await session.processes.stop(id, signal, grace_s=grace_s))
         )
-    if action == "input":
-        return results.format_exec(await shown(await session.processes.type(id, text or "", key)))
     async with live_progress(session, request) as on_output:
         result = await session.processes.wait(
             id,
             wait_s=wait_s,
             until=until,
             whole=tail is not None,
+            typed=(text or "", key) if action == "input" else None,
             on_output=on_output,
             leave=find_client_timeout(request).leave,
         )

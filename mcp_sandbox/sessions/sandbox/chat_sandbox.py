@@ -5,6 +5,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Literal
+from weakref import WeakValueDictionary
 
 import anyio
 
@@ -17,11 +18,14 @@ from mcp_sandbox.sessions.sandbox.lifecycle import AGED, SandboxLifecycle
 from mcp_sandbox.sessions.sandbox.notices import describe_end, describe_lost, name_background
 from mcp_sandbox.sessions.skill_pins import ChatPins
 from mcp_sandbox.telemetry.calls import span
-from mcp_sandbox.workspace.directory import drop_earlier
+from mcp_sandbox.workspace.directory import TrashItem, drop_earlier
 
 
 class NothingRuns(errors.SandboxError):
     """No sandbox has files of the chat that are nowhere else."""
+
+
+Files = Literal["keep", "discard", "remove"] | TrashItem
 
 
 class ChatSandbox:
@@ -38,6 +42,7 @@ class ChatSandbox:
         self.tell_agent = partial(context.notices.add, chat)
         self.egress = context.egress
         self.saving = context.saving
+        self.notebook_turns = WeakValueDictionary[str, anyio.Lock]()
         self._context = context
         self._lifecycle = SandboxLifecycle(chat, context)
         self._lock = anyio.Lock()
@@ -368,13 +373,11 @@ class ChatSandbox:
                     if not self._calls:
                         self._forget(held)
 
-    async def end(
-        self, files: Literal["keep", "discard", "remove"] = "keep", *, force: bool = False
-    ) -> bool:
-        """End the chat's sandbox, in any server, and keep or remove its files.
+    async def end(self, files: Files = "keep", *, force: bool = False) -> bool:
+        """End the chat's sandbox, in any server, and keep, remove or replace its files.
 
-        "discard" begins with an empty workspace, "remove" leaves nothing of the chat; both move the
-        files to the trash. Return False if nothing ran.
+        "discard" begins with an empty workspace, "remove" leaves nothing of the chat; what lies in
+        the trash becomes its files. All move what it has to the trash. Return False if nothing ran.
 
         Raises Unsaved: it alone holds files that cannot be saved now; not if it is done by `force`.
         """
@@ -391,18 +394,7 @@ class ChatSandbox:
                 is_ended = await self._lifecycle.end_running() or held is not None
                 if is_ended:
                     await self._context.records.note_last_seen(self.chat, {})
-                if files == "discard":
-                    if record := await self._context.records.get(self.chat):
-                        await self._context.records.put(
-                            replace(record, further=reset_kept(record.further))
-                        )
-                    workspaces = self._context.workspaces
-                    thrown = await workspaces.discard(self.chat)
-                    self._context.tasks.start_soon(drop_earlier, workspaces, self.chat, thrown)
-                elif files == "remove":
-                    await self._context.workspaces.remove(self.chat)
-                    await self._context.records.remove(self.chat)
-                    self._context.use_times.forget(self.chat)
+                await _change_files(self._context, self.chat, files)
         self.meter.note_change()
         if files != "keep":
             self.pins.forget()
@@ -456,3 +448,17 @@ class ChatSandbox:
                     await self._lifecycle.put_away(held)
                     cause = "what ran in it filled the workspace, and could not be found"
                     await self._lifecycle.last.note_end(held.runtime, cause)
+
+
+async def _change_files(context: SessionContext, chat: ChatId, how: Files) -> None:
+    if isinstance(how, TrashItem):
+        await context.workspaces.take_back(how, chat)
+    elif how == "discard":
+        if record := await context.records.get(chat):
+            await context.records.put(replace(record, further=reset_kept(record.further)))
+        thrown = await context.workspaces.discard(chat)
+        context.tasks.start_soon(drop_earlier, context.workspaces, chat, thrown)
+    elif how == "remove":
+        await context.workspaces.remove(chat)
+        await context.records.remove(chat)
+        context.use_times.forget(chat)

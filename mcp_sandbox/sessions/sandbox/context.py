@@ -68,13 +68,21 @@ _BETWEEN_CALLS_S = 0.5
 _TRY_AGAIN_S = 10.0
 # A cancelled call ends when all that it started is dead.
 _ENDING_S = 10.0
-# Messages of the kernel, and what to tell the agent about each.
+# Messages of the kernel and ends of programs, and what to tell the agent about each.
 _FILE = "one file passed the limit on its size ({file_size}): write several"
+_SMALL = "/tmp ({tmp}) and /dev/shm ({shm}) are small: use /workspace"  # noqa: S108
+_BUS = f"bus errors mostly come of a full file system in memory: {_SMALL}"
 _LIMITS = {
-    "file too large": _FILE,
-    "file size limit exceeded": _FILE,
-    "no space left on device": "/tmp ({tmp}) and /dev/shm ({shm}) are small: use /workspace",  # noqa: S108
+    "OUT OF MEMORY": "all that runs here, with files in /tmp and /dev/shm, had {memory}",
+    **dict.fromkeys(("SIGXFSZ", "EXIT 153", "file too large", "file size limit exceeded"), _FILE),
+    "no space left on device": _SMALL,
+    **dict.fromkeys(("SIGBUS", "EXIT 135", "bus error", "sigbus"), _BUS),
 }
+_UNRESOLVED = ("name resolution", "eai_again", "resolve host", "unknownhost", "cannot run ssh")
+_PROXIED = (
+    "no names are looked up here, and connections go by the proxy in HTTPS_PROXY alone: use https, "
+    "not ssh; aiohttp takes it with trust_env=True, Java with -Dhttps.proxyHost, Node.js from 22.21"
+)
 
 
 @dataclass
@@ -338,9 +346,9 @@ def describe_death(ending: Ending, limits: Limits) -> str:
     return _WORDS[ending].format(memory=show_size(limits.memory_mb * MIB))
 
 
-def explain_limit(result: ExecResult, limits: Mapping[str, str]) -> str:
-    """Return the size limit that a failed command met, by its end and its stderr; "" if none."""
-    # The exit code by which a shell reports that SIGXFSZ ended a program.
-    ended = {"SIGXFSZ", 153} & {result.signal, result.exit_code}
-    said = "file too large" if ended else result.stderr.lower()
-    return next((what.format(**limits) for sign, what in _LIMITS.items() if sign in said), "")
+def explain_limit(result: ExecResult, limits: Mapping[str, str], *, proxied: bool) -> str:
+    """Return the limit that a failed command met, by its end and its stderr; "" if none."""
+    signs = _LIMITS | (dict.fromkeys(_UNRESOLVED, _PROXIED) if proxied else {})
+    ended = "OUT OF MEMORY" if result.out_of_memory else f"{result.signal} EXIT {result.exit_code}"
+    said = f"{ended} {result.stderr.lower()}"
+    return next((what.format(**limits) for sign, what in signs.items() if sign in said), "")

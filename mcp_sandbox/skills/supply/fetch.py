@@ -339,7 +339,7 @@ def _outermost(paths: Iterable[str], where: Source) -> list[str]:
 def _documents_below(top: Path) -> Iterator[str]:
     """Yield the paths of files that could be a skill's document, without following links."""
     if not top.is_dir():
-        raise SourceUnavailable(f"{top} is no folder: look at its spelling")
+        raise SourceUnavailable(f"{top} is no folder: name a skill's, or look at its spelling")
     for number, (folder, folders, files) in enumerate(os.walk(top)):
         place = Path(folder).relative_to(top)
         deepest = len(place.parts) >= _MAX_DEPTH
@@ -408,6 +408,8 @@ def _url(text: str) -> GitSource:
             "a secret in an address would be written into the lock file: leave it out, and let "
             "git's credential helper give it"
         )
+    if parts.path.lower().endswith((*SUFFIXES, ".gz", ".tgz")):
+        raise InvalidArgument(f"{show(text)} is an archive: download it, then give the file")
     path = fragment.removeprefix("subdirectory=").strip("/")
     if parts.netloc == "github.com" and (tree := _TREE.fullmatch(parts.path)):
         return _github(tree[1], tree[2], tree[3], tree[4] or path)

@@ -63,11 +63,15 @@ class Engine:
         number = random.choice((signal.SIGTERM, signal.SIGKILL))
         self.end(number)
         time.sleep(random.uniform(0.0, 1.0))
-        # A killed one leaves these behind, and the next would wait in vain for who listened there.
+        self.start_again()
+        return "engine ended" if number == signal.SIGTERM else "engine killed"
+
+    def start_again(self) -> None:
+        """Start after one that was killed."""
+        # It leaves these behind, and the next would wait in vain for who listened there.
         for stale in (self._folder / "pid", *self._folder.glob("exec/containerd/containerd.[ps]*")):
             stale.unlink(missing_ok=True)
         self.start()
-        return "engine ended" if number == signal.SIGTERM else "engine killed"
 
     def load(self) -> None:
         """Take the image over from the usual engine, without what is not run here."""

@@ -18,10 +18,11 @@ import anyio
 from tests.e2e.stumbles.agents import Agent, opened
 from tests.e2e.stumbles.coding import GIT, MISTAKES, NATIVE, PACKAGE
 from tests.e2e.stumbles.judging import PROGRAMS, Outcome, Step, outcome
+from tests.e2e.stumbles.kinds import KINDS
 from tests.e2e.stumbles.working import DATA, NETWORK, OUTPUT, PICTURES
 from tests.server.scripted import text_of
 
-SESSION = (*PACKAGE, *GIT, *NATIVE, *MISTAKES, *DATA, *OUTPUT, *NETWORK, *PICTURES)
+SESSION = (*PACKAGE, *GIT, *NATIVE, *MISTAKES, *DATA, *OUTPUT, *NETWORK, *PICTURES, *KINDS)
 # So small that they are met soon, and a file's before that of the workspace.
 SETTINGS = {"limits": {"file_size": "200m", "memory": "512m"}}
 _SHOWN_CHARS = 60

@@ -2,6 +2,7 @@
 
 import hashlib
 import re
+from pathlib import Path
 
 import pytest
 
@@ -53,7 +54,10 @@ async def test_output_so_far_is_kept_when_memory_runs_out(agent: Agent, language
     code = SAYS[language].format(more=GROWS[language])
     told = await agent.told("run_code", language=language, code=code)
     assert told.startswith("so far\n"), told
-    assert "out of memory" in told
+    assert "[killed: out of memory]\n[all that runs here" in told
+    assert " had 256 MiB" in told
+    assert "`free` shows the host's" in told
+    assert "`free` shows the host's" in await agent.told("sandbox_info")
 
 
 async def test_python_started_by_a_command_keeps_its_output_too(agent: Agent) -> None:
@@ -79,7 +83,9 @@ FILLS = "echo so far; while :; do head -c 4M /dev/zero >> big; sleep 0.05; done"
 
 
 @pytest.mark.parametrize("settings", [{"workspace": {"size_limit": "32m"}}])
-async def test_a_call_that_fills_the_workspace_keeps_its_output(agent: Agent) -> None:
+async def test_a_call_that_fills_the_workspace_keeps_its_output(
+    agent: Agent, data_root: Path
+) -> None:
     result = await agent.call("exec", command=FILLS, timeout_s=30)
     told = text_of(result)
     assert not result.is_error
@@ -93,6 +99,11 @@ async def test_a_call_that_fills_the_workspace_keeps_its_output(agent: Agent) ->
     )
     assert told.startswith("so far\n")
     assert "]\n[the workspace is full: " in told
+    assert "the workspace is full: " in await agent.refused("write_file", path="a", content="x")
+    # A person makes room on the host.
+    for file in (data_root / "sandbox" / "workspace").rglob("big"):
+        file.unlink()
+    assert await agent.told("write_file", path="a", content="x")
 
 
 @pytest.mark.parametrize("settings", [{"workspace": {"user_quota": "32m"}}])
@@ -141,6 +152,36 @@ async def test_a_full_tmp_is_named(agent: Agent) -> None:
     assert "/workspace" in result.meta[META]["limit"]
 
 
+_TOUCHES = (
+    "import mmap, os\nfd = os.open('{}/f', os.O_RDWR | os.O_CREAT)\nos.ftruncate(fd, 8 << 20)\n"
+    "mapped = mmap.mmap(fd, 8 << 20)\nprint('so far')\nfor at in range(0, 8 << 20, 4096):\n"
+    "    mapped[at] = 1"
+)
+
+
+@pytest.mark.parametrize("settings", [{"limits": {"tmp": "4m", "shm": "4m"}}])
+@pytest.mark.parametrize("place", ["/tmp", "/dev/shm"])
+@pytest.mark.parametrize(
+    ("tool", "given", "ended"),
+    [
+        ("run_code", {"code": _TOUCHES}, "killed by signal SIGBUS"),
+        ("exec", {"command": 'python3 -c "' + _TOUCHES + '"; exit $?'}, "exit code 135"),
+        (
+            "run_code",
+            {"code": f"import subprocess as s\ns.run(['python3', '-c', {_TOUCHES!r}], check=True)"},
+            "exit code 1",
+        ),
+    ],
+)
+async def test_a_full_file_system_in_memory_is_named_where_a_program_breaks(
+    agent: Agent, tool: str, given: dict[str, str], ended: str, place: str
+) -> None:
+    told = await agent.told(tool, **{name: text.format(place) for name, text in given.items()})
+    assert told.startswith("so far\n"), told
+    assert f"{ended}]\n[bus errors mostly come of a full file system in memory: /tmp (4 MiB" in told
+    assert "/dev/shm (4 MiB" in told
+
+
 async def test_changed_files_are_told_in_natural_order_and_counted(agent: Agent) -> None:
     await agent.told("write_file", path="kept", content="x")
     await agent.told("exec", command="touch old1 old2 old3")
@@ -160,7 +201,7 @@ async def test_changes_by_file_tools_are_not_told_of_the_next_command(agent: Age
     await agent.told("move_file", source="sub/b", destination="sub/c")
     await agent.told("write_file", path="sub/d", content="1")
     meta = await agent.meta("exec", command="echo 2 > sub/d; rm sub/c; touch new")
-    assert meta["changed_files"] == ["new", "sub/d"]
+    assert (meta["changed_files"], meta["created_files"]) == (["new", "sub/d"], ["new"])
     assert meta["file_counts"] == {"created": 1, "changed": 1, "deleted": 1}
     meta = await agent.meta(
         "run_code", code="import os, shutil; os.unlink('new'); shutil.rmtree('sub')"
@@ -170,7 +211,7 @@ async def test_changes_by_file_tools_are_not_told_of_the_next_command(agent: Age
 
 async def test_what_cannot_be_known_of_files_is_not_made_up(agent: Agent) -> None:
     meta = await agent.meta("exec", command="touch a; kill -9 $PPID; sleep 9", timeout_s=1)
-    assert meta["changed_files"] is None
+    assert (meta["changed_files"], meta["created_files"]) == (None, None)
     assert meta["file_counts"] is None
 
 

@@ -44,6 +44,7 @@ async def test_what_cannot_be_downloaded_says_that_there_is_no_network(
     result = await agent.call("exec", command=command)
     assert OFFLINE in text_of(result)
     assert "Retrying" not in text_of(result)
+    assert "certificate" not in text_of(result)
 
 
 @pytest.mark.parametrize(
@@ -89,14 +90,77 @@ async def test_with_a_network_a_module_says_how_pip_calls_it(agent: Agent) -> No
     assert "[PIL is not installed: `pip install pillow` may help, or the operator" in said
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        "printf 'int main() { return 0; }' > a.c && gcc a.c -o a && ./a",
+        "printf '#include <map>\\nint main() { std::map<int, int> m; }' > a.cc && g++ a.cc",
+        "printf 'all:\\n\\t@true\\n' > Makefile && make",
+    ],
+)
+async def test_compilers_are_in_the_image_or_said_to_be_missing(
+    agent: Agent, backend_name: str, command: str
+) -> None:
+    result = await agent.call("exec", command=command)
+    if result.meta["mcp-sandbox/result"]["exit_code"] != 0:
+        assert backend_name == "bubblewrap", text_of(result)
+        assert "mcp-sandbox images recipe build" in text_of(result)
+
+
+_PACKAGE = (
+    """mkdir p; echo '{"name": "hello", "version": "1.0.0", "bin": "h.js"}' > p/package.json; """
+    "printf '#!/usr/bin/env node\\nconsole.log(42)\\n' > p/h.js; "
+)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "npm install -g ./p && hello",
+        "cd p && npm link && hello",
+        "cd p && npm link && mkdir ../q && cd ../q && npm link hello && node_modules/.bin/hello",
+        "npm pack -s ./p && npm install -g hello-1.0.0.tgz && cd p && hello",
+    ],
+)
+async def test_a_program_that_npm_installs_for_all_is_on_path(agent: Agent, command: str) -> None:
+    said = await agent.told("exec", command=f"{{ {_PACKAGE} }} && {command}")
+    assert "\n42\n" in said
+    others = await agent.told("exec", command="echo $CARGO_INSTALL_ROOT/bin $GOBIN $PNPM_HOME")
+    assert others.split() == ["/home/sandbox/.local/bin"] * 3
+
+
 async def test_there_is_a_python_on_path(agent: Agent) -> None:
     made = "python -m venv --without-pip v && v/bin/python -c 'import sys; print(sys.prefix)'"
     assert await agent.told("exec", command=f"{made} && rm -r v") == "/workspace/v\n"
 
 
 async def test_what_is_run_is_told_that_no_person_watches(agent: Agent) -> None:
-    said = await agent.told("exec", command="echo $TERM $NO_COLOR $PAGER; git var GIT_EDITOR")
-    assert said == "dumb 1 cat\ntrue\n"
+    said = await agent.told("exec", command="echo $TERM $PAGER; git var GIT_EDITOR")
+    assert said == "dumb cat\ntrue\n"
+
+
+@pytest.mark.parametrize("colour", ["FORCE_COLOR=1", "FORCE_COLOR=3"])
+async def test_colours_may_be_asked_for_without_a_warning(agent: Agent, colour: str) -> None:
+    assert await agent.told("exec", command=f"{colour} node -e 'console.log(1)'") == "1\n"
+
+
+PROXIED = {"network": "allowlist", "egress": {"allow": ["api.example.com"]}}
+
+
+@pytest.mark.parametrize("settings", [PROXIED])
+@pytest.mark.parametrize(
+    "command",
+    [
+        "python3 -c 'import socket; socket.create_connection((\"api.example.com\", 443))'",
+        'node -e \'require("net").connect(443, "api.example.com")\'',
+        "git clone git@api.example.com:a/b",
+        "curl -sS --noproxy '*' https://api.example.com",
+    ],
+)
+async def test_what_knows_no_proxy_is_told_what_works(agent: Agent, command: str) -> None:
+    said = await failed(agent, command)
+    assert "[no names are looked up here, and connections go by the proxy in HTTPS_PROXY" in said
+    assert OFFLINE not in said
 
 
 async def test_git_merges_amends_and_rebases_without_an_editor(agent: Agent) -> None:

@@ -245,3 +245,43 @@ def test_odd_names_are_shown_safely_and_may_be_given_as_shown(workspace: Path) -
     assert call("read", path=shown)[1] == b"found"
     assert call("read", path="a\n\udcff\x1b[31m\u202eb")[1] == b"found"
     assert "\n" not in refused("read", path="no\nsuch\x1b").message
+
+
+@pytest.mark.parametrize(
+    ("there", "given"),
+    [
+        ("cafe\u0301.txt", "caf\u00e9.txt"),
+        ("caf\u00e9.txt", "cafe\u0301.txt"),
+        ("Screenshot 3.04\u202fPM.png", "Screenshot 3.04 PM.png"),
+        ("r\u00e9sum\u00e9s/a\u00a0b/f", "re\u0301sume\u0301s/a b/f"),
+        ("it\u2019s \u201cnew\u201d.md", 'it\'s "new".md'),
+        ("e\u2011mail.txt", "e-mail.txt"),
+        ("\uac01.txt", "\u1100\u1161\u11a8.txt"),
+    ],
+)
+def test_the_only_name_that_looks_like_the_given_one_is_meant(
+    workspace: Path, there: str, given: str
+) -> None:
+    (workspace / there).parent.mkdir(parents=True, exist_ok=True)
+    (workspace / there).write_text("old\n")
+    assert call("read", path=given)[1] == b"old\n"
+    call("edit", b"oldnew", path=given, old_bytes=3)
+    call("write", b"more\n", path=given, append=True)
+    assert (workspace / there).read_text() == "new\nmore\n"
+    # It can still be given the other name.
+    call("move", source=there, destination=given)
+    assert (workspace / given).read_text() == "new\nmore\n"
+    assert not (workspace / there).exists()
+
+
+def test_of_names_that_look_alike_the_characters_are_named(workspace: Path) -> None:
+    for name in ("a\u00a0b.txt", "a\u202fb.txt", "p\u0430ypal.txt"):
+        (workspace / name).touch()
+    told = refused("read", path="a b.txt").message
+    assert "a\u00a0b.txt (with U+00A0 NO-BREAK SPACE instead of U+0020 SPACE)" in told
+    assert "a\u202fb.txt (with U+202F NARROW NO-BREAK SPACE instead of U+0020 SPACE)" in told
+    told = refused("read", path="paypal.txt").message
+    assert "with U+0430 CYRILLIC SMALL LETTER A instead of U+0061 LATIN SMALL LETTER A" in told
+    # The exact name comes first, and a new file is one.
+    (workspace / "a b.txt").write_text("plain")
+    assert call("read", path="a b.txt")[1] == b"plain"

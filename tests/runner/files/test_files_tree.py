@@ -69,7 +69,7 @@ def test_four_thousand_levels_are_searched_moved_and_deleted(workspace: Path) ->
     make_deep(workspace / "top", 4200)
     assert call("list", path="top", depth=10)[0]["total"] == 10
     assert call("list", path="top", depth=10_000)[0]["total"] == 4201
-    assert call("glob", pattern="bottom.txt")[0] == {"total": 1, "truncated": False}
+    assert call("glob", pattern="bottom.txt")[0]["total"] == 1
     assert call("grep", pattern="x")[0]["matches"] == 0
     call("move", source="top", destination="moved")
     assert call("delete", path="moved", recursive=True)[0]["entries"] == 4202

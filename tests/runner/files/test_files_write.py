@@ -183,7 +183,7 @@ def test_the_sandbox_user_is_told_what_it_may_not_do(open_folder: Path) -> None:
     )
     assert done.stdout.splitlines() == [
         *(f"{op} permission" for op, _ in calls[:7]),
-        "grep {'matches': 1, 'files': 1, 'truncated': False}",
+        "grep {'matches': 1, 'files': 1, 'truncated': False, 'hint': ''}",
         "list {'path': '.', 'total': 3, 'truncated': False}",
     ]
     assert leftovers(workspace) == []
@@ -283,8 +283,8 @@ def test_every_operation_works_on_each_python(tmp_path: Path, python: str) -> No
         "'first_line': 2, 'lines': 2, 'total_lines': 3, 'more': False, 'long_lines_cut': 0} "
         "b'2\\nthree\\n'",
         "list {'path': '.', 'total': 2, 'truncated': False} b'2'",
-        "glob {'total': 1, 'truncated': False} b'[\"d/f\"]'",
-        "grep {'matches': 1, 'files': 1, 'truncated': False} b'd/f:3:three\\n'",
+        "glob {'total': 1, 'truncated': False, 'hint': ''} b'[\"d/f\"]'",
+        "grep {'matches': 1, 'files': 1, 'truncated': False, 'hint': ''} b'd/f:3:three\\n'",
         "move {'source': 'd/f', 'destination': 'g', 'replaced': False} b''",
         "delete {'path': 'd', 'kind': 'directory', 'entries': 1} b''",
         "delete invalid b''",

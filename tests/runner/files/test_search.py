@@ -1,3 +1,4 @@
+import json
 import os
 import random
 import shutil
@@ -47,12 +48,15 @@ def make(folder: Path, *paths: str) -> None:
         ("src/", ["src/a", "src/x/y"], ["src", "a"]),
         ("a/**/b", ["a/b", "a/x/b", "a/x/y/b"], ["ab", "a/bb"]),
         ("a/**/**/b", ["a/b", "a/x/y/b"], ["ab"]),
-        ("*.{js,ts}", ["a.js", "x/a.ts"], ["a.jsx", "a.{js,ts}"]),
+        ("*.{js,ts}", ["a.js", "x/a.ts", "a.{js,ts}"], ["a.jsx", "a.{js"]),
         ("{src,test{s,ing}}/*", ["src/a", "tests/a", "testing/a"], ["test/a"]),
         ("?.txt", ["a.txt", "é.txt"], ["ab.txt", "/.txt"]),
         ("[a-c].txt", ["b.txt"], ["d.txt", "-.txt"]),
         ("[!a-c].txt", ["d.txt"], ["b.txt"]),
-        ("[]].txt", ["].txt"], ["a.txt"]),
+        ("[]].txt", ["].txt", "[]].txt"], ["a.txt"]),
+        ("app/[id]/*.tsx", ["app/[id]/a.tsx", "app/i/a.tsx"], ["app/id/a.tsx"]),
+        ("**/[[...slug]].ts", ["x/[[...slug]].ts"], ["x/slug.ts"]),
+        (r"\[a].txt", ["[a].txt"], ["a.txt"]),
         (r"\*.txt", ["*.txt"], ["a.txt"]),
         ("a**b", ["ab", "axb"], ["a/b"]),
         ("!*.py", ["a.txt"], ["a.py"]),
@@ -94,7 +98,7 @@ def test_files_come_newest_first(workspace: Path) -> None:
     assert rows("glob", pattern=".git/*.py") == [".git/x.py"]
     assert rows("glob", pattern="*.py", path="sub") == ["sub/new.py", "sub/.hidden.py"]
     result, body = call("glob", pattern="*.py", limit=1)
-    assert result == {"total": 3, "truncated": True}
+    assert result == {"total": 3, "truncated": True, "hint": "", "left_out": [".git/"]}
     assert body == b'["sub/new.py"]'
 
 
@@ -106,9 +110,54 @@ def test_links_are_found_but_not_followed(workspace: Path) -> None:
     assert grep(pattern="secret") == []
 
 
+@pytest.mark.parametrize(
+    "name", ["app/[id]/page.tsx", "a[1].txt", "{x}", "[...slug].ts", "[a-c]/{b,c}.py", "[!x]"]
+)
+def test_a_name_that_exists_is_found_as_it_stands(workspace: Path, engine: str, name: str) -> None:
+    make(workspace, name, "a1.txt", "x", "a/b.py", "y")
+    assert rows("glob", pattern=name) == [name]
+    assert rows("glob", pattern=f"{workspace}/{name}") == [name]
+    assert grep(pattern="this is", glob=name) == [f"{name}:1:this is {name}"]
+
+
+def test_a_linked_folder_is_entered_when_it_is_named(workspace: Path, engine: str) -> None:
+    make(workspace, "real/pkg/i.js", "real/pkg/lib/j.js")
+    (workspace / "node_modules").mkdir()
+    (workspace / "node_modules/pkg").symlink_to("../real/pkg")
+    assert rows("glob", pattern="node_modules/pkg/*.js") == ["node_modules/pkg/i.js"]
+    assert sorted(rows("glob", pattern="node_modules/pkg/")) == [
+        *("node_modules/pkg/i.js", "node_modules/pkg/lib/j.js"),
+    ]
+    assert rows("glob", pattern="pkg/lib/*", path="node_modules") == ["node_modules/pkg/lib/j.js"]
+    assert len(rows("glob", pattern="**/*.js")) == 2
+    assert grep(pattern="is", glob="node_modules/pkg/l*/*.js") == [
+        "node_modules/pkg/lib/j.js:1:this is real/pkg/lib/j.js"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "hint"),
+    [
+        ("src", "src is a directory: src/**"),
+        ("src/deep", "src/deep is a directory: src/deep/**"),
+        ("de?p", "src/deep is a directory: src/deep/**"),
+        ("src/[q]/*.py", r"write \["),
+        ("*.none", ""),
+    ],
+)
+def test_a_glob_without_files_says_why(
+    workspace: Path, engine: str, pattern: str, hint: str
+) -> None:
+    make(workspace, "src/deep/a.py")
+    found = call("glob", pattern=pattern)[0]
+    assert hint in found["hint"]
+    assert bool(found["hint"]) == bool(hint)
+    searched = call("grep", pattern="this", glob=pattern)[0]
+    assert searched["hint"] == f"no file matches the glob{'; ' * bool(hint)}{found['hint']}"
+
+
 def test_matching_lines_come_with_file_and_number(workspace: Path, engine: str) -> None:
     make(workspace, "a.txt", "sub/b.txt", ".hidden", ".git/config")
-    (workspace / ".gitignore").write_text("a.txt\n")
     assert grep(pattern="this is") == [
         ".hidden:1:this is .hidden",
         "a.txt:1:this is a.txt",
@@ -119,7 +168,75 @@ def test_matching_lines_come_with_file_and_number(workspace: Path, engine: str) 
     assert grep(pattern="this", glob="sub/*") == ["sub/b.txt:1:this is sub/b.txt"]
     assert grep(pattern="this", glob=".git/**") == [".git/config:1:this is .git/config"]
     result, _ = call("grep", pattern="this is")
-    assert result == {"matches": 3, "files": 3, "truncated": False}
+    assert result == {
+        "matches": 3,
+        "files": 3,
+        "truncated": False,
+        "hint": "",
+        "left_out": [".git/"],
+    }
+
+
+@pytest.fixture
+def project(workspace: Path) -> Path:
+    """A folder with what git and package managers keep beside what a person writes."""
+    make(workspace, *("src/a.py", "src/gen/b.py", "debug.log", "keep.log", ".git/hook.py"))
+    make(workspace, *("web/node_modules/x/c.py", "web/dist/d.py", "v/lib/e.py", ".cache/f.py"))
+    make(workspace, ".mcp-sandbox/output/a-b.py", "sub/{x}.py", "other/{x}.py")
+    (workspace / ".gitignore").write_text("# dist\n*.log\n!keep.log\n/src/gen/\n\n  \n[\n")
+    (workspace / "web/.gitignore").write_text("dist/  \n")
+    (workspace / ".cache/.gitignore").write_text("*\n")
+    (workspace / "sub/.gitignore").write_text("{x}.py")
+    (workspace / "v/pyvenv.cfg").touch()
+    return workspace
+
+
+_LEFT_OUT = [
+    *(".cache/", ".git/", ".mcp-sandbox/", "v/"),
+    *("src/gen/", "web/dist/", "web/node_modules/"),
+]
+
+
+def test_what_git_and_package_managers_keep_is_left_out_and_named(
+    project: Path, engine: str
+) -> None:
+    found, body = call("grep", pattern="this is", glob="*.{py,log}")
+    lines = [line.split(":")[0] for line in body.decode().splitlines()]
+    assert lines == ["keep.log", "other/{x}.py", "src/a.py"]
+    assert sorted(found["left_out"]) == sorted([*_LEFT_OUT, "debug.log", "sub/{x}.py"])
+    result, body = call("glob", pattern="*.py")
+    assert sorted(json.loads(body)) == lines[1:]
+    assert result["left_out"] == [*_LEFT_OUT[:5], "sub/{x}.py", *_LEFT_OUT[5:]]
+    listed, body = call("list", depth=5)
+    names = [row[0] for row in json.loads(body)]
+    assert listed["left_out"] == _LEFT_OUT
+    assert {"v", "debug.log", "web/node_modules"} < {*names}
+    assert not {"v/lib", "web/node_modules/x"} & {*names}
+    assert "left_out" not in call("list")[0]
+
+
+@pytest.mark.parametrize(
+    ("path", "glob", "file"),
+    [
+        ("v", "", "v/lib/e.py"),
+        ("web/node_modules/x", "", "web/node_modules/x/c.py"),
+        (".", "web/dist/*.py", "web/dist/d.py"),
+        ("web", "node_modules/**", "web/node_modules/x/c.py"),
+        (".", "**/gen/*.py", "src/gen/b.py"),
+        (".cache", "*.py", ".cache/f.py"),
+        ("debug.log", "", "debug.log"),
+        (".", "debug.log", "debug.log"),
+        (".mcp-sandbox/output", "", ".mcp-sandbox/output/a-b.py"),
+    ],
+)
+def test_what_is_left_out_is_found_when_it_is_named(
+    project: Path, engine: str, path: str, glob: str, file: str
+) -> None:
+    assert file in "".join(grep(pattern="this is", path=path, glob=glob))
+    if path != file:
+        assert file in rows("glob", path=path, pattern=glob or "*.py")
+        folder = file.rpartition("/")[0]
+        assert file in [row[0] for row in rows("list", path=folder or ".", depth=9)]
 
 
 def test_skills_in_the_workspace_are_files_like_others(workspace: Path, engine: str) -> None:
@@ -140,7 +257,7 @@ def test_context_lines_and_gaps_are_marked(workspace: Path, engine: str) -> None
 def test_a_limit_of_matches_says_that_it_cut(workspace: Path, engine: str) -> None:
     (workspace / "f").write_text("x\ny\ny\n" * 10)
     result, body = call("grep", pattern="x", limit=2, context=1)
-    assert result == {"matches": 2, "files": 1, "truncated": True}
+    assert result == {"matches": 2, "files": 1, "truncated": True, "hint": ""}
     assert body == b"f:1:x\nf-2-y\nf-3-y\nf:4:x\nf-5-y\n"
 
 
@@ -176,7 +293,7 @@ def test_binary_files_are_skipped_and_long_lines_cut(workspace: Path, engine: st
     lines = body.decode().split("\n")[:-1]
     shown = "[column 1] " + "x" * 500 + " [...]"
     assert lines == ["bad:1:caf\ufffd x", f"long:1:{shown}", "long:2:end x"]
-    assert result == {"matches": 3, "files": 2, "truncated": False}
+    assert result == {"matches": 3, "files": 2, "truncated": False, "hint": ""}
 
 
 def test_a_bad_pattern_is_refused_with_the_reason(workspace: Path, engine: str) -> None:
@@ -185,7 +302,7 @@ def test_a_bad_pattern_is_refused_with_the_reason(workspace: Path, engine: str) 
     assert error.code == "invalid"
     assert "unterminated" in error.message
     assert refused("grep", pattern="").code == "invalid"
-    assert refused("grep", pattern="a\nb").code == "invalid"
+    assert refused("grep", pattern="a\0b").code == "invalid"
     assert refused("grep", pattern="a", path="missing").code == "not_found"
     assert refused("grep", pattern="a", glob="[").code == "invalid"
 
@@ -194,6 +311,62 @@ def test_what_only_one_engine_knows_still_works(workspace: Path, engine: str) ->
     (workspace / "f").write_text("foobar\nfoobaz\n")
     assert grep(pattern="foo(?=baz)") == ["f:2:foobaz"]
     assert grep(pattern=r"(o)\1") == ["f:1:foobar", "f:2:foobaz"]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "lines"),
+    [
+        (r"\<one\>", [1]),
+        (r"two\nfoo", [1, 2]),
+        ("two\nfoo", [1, 2]),
+        (r"bar\r?\nbaz$", [2, 3]),
+        (r"bar\n^baz\n", [2, 3]),
+        (r"z[\r\n]+x", [3, 4, 5]),
+        (r"bar\r", [2]),
+        (r"(?s)one.*baz", [1, 2, 3]),
+        (r"\Ao|\+z\Z", [1, 6]),
+        (r"[^\n]oo", [2]),
+        (r"x[[:punct:]]y", [5]),
+        ("[x&&z][[]", [6]),
+        (r"(?<what>o)ne", [1]),
+    ],
+)
+def test_a_pattern_means_the_same_to_both_engines(
+    workspace: Path, engine: str, pattern: str, lines: list[int]
+) -> None:
+    texts = ["one two", "foo bar\r", "baz", "", "x+y", "z[+z"]
+    (workspace / "f").write_bytes("\n".join(texts).encode())
+    expected = [f"f:{number}:{texts[number - 1].strip()}" for number in lines]
+    assert grep(pattern=pattern) == expected
+    assert grep(pattern=pattern, path="f") == expected
+
+
+def test_a_match_across_lines_counts_once_and_has_context(workspace: Path, engine: str) -> None:
+    (workspace / "f").write_text("a\nb\nc\n" * 2 + "d\n")
+    result, body = call("grep", pattern=r"b\nc", context=1, limit=1)
+    assert (result["matches"], result["truncated"]) == (1, True)
+    assert body == b"f-1-a\nf:2:b\nf:3:c\nf-4-a\n"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "meant"),
+    [
+        (r"one\|foo", "one|foo"),
+        (r"o\+ bar", "o+ bar"),
+        (r"\(fo*\) bar", "(fo*) bar"),
+        (r"o\{2\}", "o{2}"),
+        ("call(x)", r"call\(x\)"),
+        (r"no\|thing", ""),
+        (r"x\(", ""),
+        ("absent", ""),
+    ],
+)
+def test_a_pattern_of_basic_syntax_is_answered_with_the_one_that_matches(
+    workspace: Path, engine: str, pattern: str, meant: str
+) -> None:
+    (workspace / "f").write_text("one\nfoo bar\ncall(x)\n")
+    hint = call("grep", pattern=pattern)[0]["hint"]
+    assert hint.endswith(f": {meant} matches") if meant else hint == ""
 
 
 def test_patterns_that_look_like_options_are_patterns(workspace: Path, engine: str) -> None:

@@ -207,15 +207,17 @@ async def test_the_files_are_named_but_not_given(data_root: Path, folder: Path) 
     place = write_skill(folder, "one", body=b"See notes.md.\n")
     (place / "notes.md").write_text("A secret so far.")
     (place / "font.ttf").write_bytes(b"\0\1")
-    for number in range(80):
-        (place / f"page-{number:02}.txt").write_text("x")
+    for number in range(400):
+        (place / f"page-{number}.txt").write_text("x")
+        (write_skill(folder, "two") / f"{number:0150}.txt").write_text("x")
     async with taught(data_root, folder) as agent:
         _, _, notes, text = parts(await agent.activate("one"))
-        assert "font.ttf (2 bytes, binary), notes.md (16 bytes, text), page-00.txt" in notes
-        assert "and 22 more" in notes
+        assert "font.ttf (2 bytes, binary), notes.md (16 bytes, text), page-0.txt" in notes
+        assert all(f" page-{number}.txt (1 bytes, text)" in notes for number in range(400))
+        assert ", and 225 more." in parts(await agent.activate("two"))[2]
         assert "secret" not in notes + text
         meta = await agent.meta("one", refresh=True)
-        assert len(meta["files"]) == 83
+        assert len(meta["files"]) == 403
         assert {file["kind"] for file in meta["files"]} == {"text", "binary"}
 
 

@@ -64,6 +64,21 @@ def test_what_git_could_take_for_something_else_is_no_source(text: str, tmp_path
         parse_source(text, tmp_path)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "https://example.org/pdf.zip",
+        "https://github.com/owner/repo/archive/refs/heads/main.zip",
+        "https://example.org/PDF.skill#pdf",
+        "git+https://example.org/pdf.tar.gz",
+        "file:///srv/pdf.tgz",
+    ],
+)
+def test_an_archive_elsewhere_is_told_as_one(text: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match="is an archive: download it, then give the file"):
+        parse_source(text, tmp_path)
+
+
 @pytest.mark.parametrize("path", ["../x", "a/../..", "a//b", "a\\b"])
 def test_path_that_leaves_the_repository_is_refused(path: str, tmp_path: Path) -> None:
     with pytest.raises(UnusableSkill):
