@@ -48,7 +48,8 @@ def _find(text: str) -> str:
     named = {
         (each.get("user"), each["chat"]) for _, each in log.events(_folder()) if "chat" in each
     }
-    return str(find_chat(text, [ChatId(str(user), str(chat)) for user, chat in named]))
+    known = [ChatId(str(user), str(chat)) for user, chat in named]
+    return str(find_chat(text, known, "audit show"))
 
 
 def _row(event: Mapping[str, Any]) -> tuple[str, ...]:
