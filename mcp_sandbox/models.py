@@ -315,7 +315,7 @@ class ExecResult:
     `process` names what outlives its first call. While it is `running`, `stdout` and `stderr` are
     what was printed since the last answer about it, from these bytes of each stream on;
     `left_s` is the time until it is killed. `until_met`: the text that was waited for is there.
-    `of` is that of its row; of a "terminal" `stdout` is always all that is held.
+    `of` is that of its row; of a "screen" `stdout` is always all that is held.
     `shell`: what is to be said of bash, and of what it remembers.
     """
 

@@ -151,10 +151,6 @@ class Processes:
         async with self._enter("stop", process) as entered:
             return await entered.runtime.processes.stop(process, how, grace_s=grace_s)
 
-    async def type(self, process: str, text: str = "", key: Key | None = None) -> ExecResult:
-        """Type a text, then a key, on its terminal; return its state and output after that."""
-        return await self.wait(process, typed=(text, key))
-
     def _enter(
         self, action: str, name: str | None = None, leave: CancelScope | None = None, **typed: str
     ) -> AbstractAsyncContextManager[AdmittedCall]:

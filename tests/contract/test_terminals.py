@@ -59,11 +59,11 @@ async def test_a_program_with_its_arguments_has_one_too(session: Session) -> Non
 
 
 async def test_what_is_for_unwatched_commands_is_not_set_on_a_terminal(session: Session) -> None:
-    told = "echo $TERM,$PAGER,$GIT_EDITOR"
-    assert (await session.exec(told)).stdout == "dumb,cat,true\n"
-    assert (await session.exec(told, tty=True)).stdout == "xterm-256color,,\r\n"
+    told = "echo $TERM,$PAGER,$GIT_EDITOR,$PYTHON_BASIC_REPL"
+    assert (await session.exec(told)).stdout == "dumb,cat,true,\n"
+    assert (await session.exec(told, tty=True)).stdout == "xterm-256color,,,1\r\n"
     given = await session.exec(told, tty=True, env={"TERM": "vt100"})
-    assert given.stdout == "vt100,,\r\n"
+    assert given.stdout == "vt100,,,1\r\n"
 
 
 async def test_a_terminal_takes_no_stdin_and_no_shell(session: Session) -> None:
@@ -116,12 +116,15 @@ async def test_a_dialogue_is_led_with_a_program_that_asks(session: Session) -> N
         answer = await python.type("6 * 7", "enter")
         assert answer.running
         assert answer.of == "terminal"
-        assert "42\r\n" in answer.stdout
+        assert answer.stdout == "6 * 7\r\n42\r\n>>> "
         await python.type("for n in range(2): print('n is', n + 4)\n", "enter")
-        # What a terminal shows is no news: each answer has all that is held.
-        both = await python.wait(wait_s=0)
+        both = await session.processes.wait(python.id, wait_s=0, whole=True)
         assert "42\r\n" in both.stdout
         assert "n is 4\r\nn is 5\r\n" in both.stdout
+        # What a screen shows is no news: once it draws, each answer has all that is held.
+        drawn = await python.type(r"print('\033[2Jnew', end='\033[3;1H')", "enter")
+        assert drawn.of == "screen"
+        assert drawn.stdout.startswith(both.stdout)
         assert (await python.type("exit(5)", "enter")).exit_code == 5
 
 
@@ -160,7 +163,7 @@ async def test_a_word_is_asked_for_without_an_echo(session: Session) -> None:
     asks = "read -rsp 'Pass''word: ' word; echo; echo got ${#word}"
     async with on_terminal(session, asks, "Password: ") as asking:
         ended = await asking.type("secret", "enter")
-    assert ended.stdout == "Password: \r\ngot 6\r\n"
+    assert ended.stdout == "\r\ngot 6\r\n"
 
 
 async def test_keys_arrive_as_programs_expect_them(session: Session) -> None:
@@ -178,7 +181,7 @@ async def test_keys_arrive_as_programs_expect_them(session: Session) -> None:
         async with anyio.create_task_group() as tasks:
             for key in get_args(Key):
                 tasks.start_soon(keys.type, "", key)
-        shown = await keys.wait(wait_s=0)
+        shown = await session.processes.wait(keys.id, wait_s=0, whole=True)
         read = bytes.fromhex(shown.stdout.removeprefix("ready"))
         pressed = re.findall(rb"(?s)\x1b(?:O.|\[.~)|.", read)
         assert sorted(pressed) == sorted(sent[key] for key in get_args(Key))
@@ -204,7 +207,8 @@ async def test_a_flood_is_interrupted(session: Session) -> None:
     async with on_terminal(session, "exec yes 'a flo''od'", "a flood") as flood:
         ended = await flood.type(key="ctrl-c")
         assert ended.signal == "SIGINT"
-        assert ended.stdout.count("a flood") > 5
+        whole = await session.processes.wait(flood.id, whole=True)
+        assert whole.stdout.count("a flood") > 5
 
 
 @pytest.mark.slow
@@ -213,6 +217,13 @@ async def test_who_types_is_answered_though_the_screen_never_rests(session: Sess
         began = anyio.current_time()
         assert (await restless.type("x")).running
         assert 4.5 < anyio.current_time() - began < 8
+
+
+async def test_lines_arrive_as_given_where_they_are_edited(session: Session) -> None:
+    async with on_terminal(session, "bash --norc -i", "$ ") as bash:
+        await bash.type("cat > given <<'END'\n\tone\n\t\ttwo\nEND\n")
+        assert (await bash.type("cat given\n\texit 7\n")).exit_code == 7
+    assert (await session.exec("cat given")).stdout == "\tone\n\t\ttwo\n"
 
 
 async def test_an_editor_writes_what_was_typed(session: Session) -> None:
@@ -235,8 +246,7 @@ async def test_only_what_has_a_terminal_and_runs_can_be_typed_to(session: Sessio
     async with on_terminal(session, "echo re''ady; sleep 86322", "ready") as stopped:
         (row,) = [row for row in await session.processes.list() if row.id == stopped.id]
         assert row.of == "terminal"
-        ended = await stopped.stop("KILL")
-        assert ended.stdout == "ready\r\n"
+        await stopped.stop("KILL")
         with pytest.raises(InvalidArgument, match=f"{stopped.id} has ended"):
             await stopped.type("x")
 
@@ -264,7 +274,8 @@ async def test_who_gives_up_while_typing_leaves_the_program_alone(session: Sessi
         async with anyio.create_task_group() as tasks:
             for word in ("second\n", "third\n"):
                 tasks.start_soon(reading.type, word)
-        ended = await reading.type(key="ctrl-d")
+        await reading.type(key="ctrl-d")
+        ended = await session.processes.wait(reading.id, whole=True)
     lines = re.findall("first|second|third|read", ended.stdout)
     # As they were typed, and as they were read.
     assert sorted(lines) == sorted([*["first", "second", "third"] * 2, "read"])

@@ -204,15 +204,20 @@ async def test_a_dialogue_with_a_program_is_answered_by_its_screen(
         begun = await client.call("exec", command=asks, tty=True, until="? ")
         name = process_of(begun)
         assert text(begun).startswith(
-            f"Which colour?\n[what was waited for is there; it goes on as {name}"
+            f"Which colour? \n[what was waited for is there; it goes on as {name}"
         )
         typed = await client.call("process", action="input", id=name, text="green", key="enter")
         assert text(typed).startswith(f"green it is\n[goes on as {name}")
-        assert "(terminal)" in text(await client.call("process", action="list"))
+        assert "(screen)" in text(await client.call("process", action="list"))
         looked = await client.call("process", action="wait", id=name, wait_s=0)
         assert text(looked).startswith("green it is\n[goes on as")
         ended = await client.call("process", action="input", id=name, key="ctrl-d")
         assert text(ended).startswith(f"green it is\n[{name} has ended after")
+        lines = await client.call("exec", command="seq 60; read -p '? '", tty=True, until="?")
+        assert text(lines).startswith("1\n2\n")
+        name = process_of(lines)
+        typed = await client.call("process", action="input", id=name, text="yes", key="enter")
+        assert text(typed).startswith(f"yes\n\n[{name} has ended after")
 
 
 @pytest.mark.parametrize(

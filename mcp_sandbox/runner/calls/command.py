@@ -171,7 +171,9 @@ class Command:
         keep = ("cwd", "env", "workspace", "grow", "name", "kept", "notebook", "tty", "timeout_s")
         job = {"id": self.id, **{key: self._args.get(key) for key in keep}}
         if job["tty"]:
-            job["env"] = {"TERM": "xterm-256color", **drop_unwatched(self._args["env"])}
+            # Python's own editor of lines indents what is typed once more.
+            own = {"TERM": "xterm-256color", "PYTHON_BASIC_REPL": "1"}
+            job["env"] = own | drop_unwatched(self._args["env"])
         language = self._args.get("language")
         argv = _ARGV[language] if language else self._args["argv"]
         if self._args.get("is_script"):
@@ -346,7 +348,7 @@ class Command:
         before = self.streams.answer(looked=not all(wait.early for wait in waits))
         for wait in [wait for wait in self.waits if wait in waits]:
             self.waits.remove(wait)
-            wait.done(*self._result(None if wait.whole or self.streams.keyboard else before))
+            wait.done(*self._result(None if wait.whole or self._of() == "screen" else before))
 
     def _result(self, answered: dict[str, int] | None) -> tuple[dict[str, Any], bytes]:
         printed, content = self.streams.printed(answered)
@@ -384,7 +386,7 @@ class Command:
 
     def _of(self) -> str:
         if self.streams.keyboard:
-            return "terminal"
+            return "screen" if self.streams.keyboard.draws else "terminal"
         if self._notebook:
             return f"notebook {self._job['notebook']}"
         return f"shell {self.shell}" if self.shell else ""

@@ -208,7 +208,7 @@ class Streams:
             if not (self._takes and name == "stdout"):
                 self.capture.add(name, data)
             if self.keyboard:
-                self.keyboard.shown_at = time.monotonic()
+                self.keyboard.note(data)
             if len(data) < _LITTLE:
                 # A program that prints line by line would wake the loop for every line.
                 self._taps[name].pause()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 
 from mcp_sandbox.runner.kernel import processes
@@ -23,6 +24,8 @@ _CONTROLS = {"ctrl-c": b"\x03", "ctrl-d": b"\x04", "ctrl-z": b"\x1a"}
 _ARROWS = {"up": b"\x1bOA", "down": b"\x1bOB", "right": b"\x1bOC", "left": b"\x1bOD"}
 KEYS = {**_PLAIN, **_CONTROLS, **_ARROWS, "page-up": b"\x1b[5~", "page-down": b"\x1b[6~"}
 _STILL_S, _MOST_S, _MOST_WAITING = 0.3, 5.0, 64 * 1024
+# Movements up, down, and within a line, and erasures of more than its rest.
+_DRAWS = re.compile(rb"\x1b(?:[78M]|\[(?:[0-9;]*[A-FHJLMPSTXdfr@]|\?(?:47|104[79])h))")
 
 
 class TerminalInput:
@@ -36,6 +39,8 @@ class TerminalInput:
         resize(slave, ROWS, COLUMNS)
         self.theirs = [slave, os.dup(slave), os.dup(slave)]
         self.shown_at = 0.0
+        # Whether its program has moved the cursor up or down, and modes that it has set.
+        self.draws, self._modes = False, {b"1049": False, b"2004": False}
         self._loop = loop
         # A second descriptor: the loop watches the first for output.
         self._keys = PipeWriter(loop, os.dup(self.master), lambda _size: None)
@@ -45,9 +50,21 @@ class TerminalInput:
         """Type a text, then a key; OpError if the program does not read."""
         if len(self._keys.waiting) > _MOST_WAITING:
             raise OpError("busy", "the program does not read what is typed")
-        keys = text.replace(b"\r\n", b"\r").replace(b"\n", b"\r") + (KEYS[key] if key else b"")
-        self._keys.add(keys, more=True)
+        text = text.replace(b"\r\n", b"\n")
+        pasted = text.rstrip(b"\n")
+        # An editor of files would take its commands for text, too: it has a page of its own.
+        if list(self._modes.values()) == [False, True] and (b"\n" in pasted or b"\t" in pasted):
+            text = b"\x1b[200~%b\x1b[201~%b" % (pasted, text[len(pasted) :])
+        self._keys.add(text.replace(b"\n", b"\r") + (KEYS[key] if key else b""), more=True)
         self.shown_at = time.monotonic()
+
+    def note(self, data: bytes) -> None:
+        """Note what the program sends."""
+        self.shown_at = time.monotonic()
+        self.draws = self.draws or bool(_DRAWS.search(data))
+        for mode in self._modes:
+            on, off = data.rfind(b"\x1b[?%bh" % mode), data.rfind(b"\x1b[?%bl" % mode)
+            self._modes[mode] = self._modes[mode] if on == off else on > off
 
     def when_still(self, still: Callable[[], object], until: float = 0.0) -> None:
         """Call `still` when the screen has not changed for 0.3 s, at the latest after 5 s."""

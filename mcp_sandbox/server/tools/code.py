@@ -170,8 +170,8 @@ def _hints(result: ExecResult, code: str) -> list[str]:
 
 
 async def shown(result: ExecResult) -> ExecResult:
-    """Return the result; if it is a terminal's, with the screen instead of what was sent."""
-    return await to_thread.run_sync(_on_screen, result) if result.of == "terminal" else result
+    """Return the result; if its program draws, with the screen instead of what was sent."""
+    return await to_thread.run_sync(_on_screen, result) if result.of == "screen" else result
 
 
 def _on_screen(result: ExecResult) -> ExecResult:
