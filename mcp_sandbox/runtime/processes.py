@@ -4,19 +4,16 @@ import signal
 from collections.abc import AsyncGenerator, AsyncIterable, Sequence
 from contextlib import asynccontextmanager
 from io import BytesIO
-from typing import Literal
 
 from anyio import CancelScope
 
-from mcp_sandbox.errors import SandboxGone
+from mcp_sandbox.errors import InvalidArgument, SandboxGone
 from mcp_sandbox.models import Background, ExecResult, FileContent, ProcessRow
 from mcp_sandbox.runtime.call import CallResult, JsonObject, Sink, read_background, read_process_row
 from mcp_sandbox.runtime.channel import Channel
 
-Stop = Literal["TERM", "INT", "HUP", "KILL"]
-_Typing = Literal["enter", "tab", "escape", "backspace", "space", "ctrl-c", "ctrl-d", "ctrl-z"]
-Key = Literal[_Typing, "up", "down", "left", "right", "page-up", "page-down"]
-
+_NAMES = ", ".join(each.name[3:] for each in signal.Signals)
+_SIGNALS = {name: n for n in signal.Signals for name in (n.name[3:], str(n.value))}
 # A sandbox that takes longer to answer is ended, so this allows for a slow machine.
 LATE_S = 12.0
 _COUNTED = ("created", "changed", "deleted")
@@ -54,7 +51,7 @@ class RuntimeProcesses:
         *,
         until: str | None = None,
         whole: bool = False,
-        typed: tuple[str, Key | None] | None = None,
+        typed: tuple[str, str | None] | None = None,
         on_output: Sink | None = None,
         leave: CancelScope | None = None,
     ) -> ExecResult:
@@ -67,10 +64,13 @@ class RuntimeProcesses:
         args |= {"text": typed[0], "key": typed[1]} if typed else {}
         return await self._look("type" if typed else "wait", args, on_output, leave)
 
-    async def stop(self, process: str, how: Stop = "TERM", *, grace_s: float = 5.0) -> ExecResult:
+    async def stop(self, process: str, how: str = "TERM", *, grace_s: float = 5.0) -> ExecResult:
         """Send a signal to its process group; after `grace_s` seconds kill its process tree."""
-        args = {"process": process, "signal": signal.Signals[f"SIG{how}"].value}
-        return await self._look("stop", {**args, "grace_s": grace_s})
+        if not (number := _SIGNALS.get(how.upper().removeprefix("SIG"))):
+            raise InvalidArgument(f"there is no signal {how[:20]!r}: give one of {_NAMES}")
+        return await self._look(
+            "stop", {"process": process, "signal": number.value, "grace_s": grace_s}
+        )
 
     async def dial(
         self,

@@ -177,10 +177,12 @@ def _webp(data: bytes) -> tuple[int, int]:
 _MEASURES = {"image/png": _png, "image/jpeg": _jpeg, "image/gif": _gif, "image/webp": _webp}
 
 
-def format_exec(result: models.ExecResult, *, tail: int | None = None) -> CallToolResult:
+def format_exec(
+    result: models.ExecResult, *, tail: int | None = None, known: bool = False
+) -> CallToolResult:
     """Return stdout, stderr and how the command ended, each a block when not empty.
 
-    With `tail` the last lines of what is held.
+    With `tail` the last lines of what is held. How to look after what goes on may be `known`.
     """
     if tail is not None:
         each_stream = (result.stdout, result.stderr)
@@ -198,7 +200,7 @@ def format_exec(result: models.ExecResult, *, tail: int | None = None) -> CallTo
     shown_err = shown_err if result.success else without_internals(shown_err)
     unseen = result.trouble_lines - len(_TROUBLE.findall(f"{shown_out}\n{shown_err}"))
     pictures, remarks = _choose_pictures(result.figures)
-    ending = "\n".join(f"[{line}]" for line in (*_ending(result, unseen), *remarks))
+    ending = "\n".join(f"[{line}]" for line in (*_ending(result, unseen, known), *remarks))
     blocks = [shown_out, f"[stderr]\n{shown_err}" if shown_err else "", ending]
     meta = {name: getattr(result, name) for name in _IN_META}
     meta["truncated"] = _GAP in shown_out + shown_err
@@ -265,7 +267,7 @@ def _stream(text: str, max_bytes: int, result: models.ExecResult, total_bytes: i
     return f"{head}\n[… {missing:,}{_GAP}{rest} …]\n{tail}"
 
 
-def _ending(result: models.ExecResult, unseen: int) -> Iterable[str]:
+def _ending(result: models.ExecResult, unseen: int, known: bool) -> Iterable[str]:
     if unseen > 0:
         look = f"grep -naiE '{models.TROUBLE}' {result.output_file}"
         yield f"{_count(unseen, 'line')} left out with {models.TROUBLE}: exec {look}"
@@ -273,7 +275,7 @@ def _ending(result: models.ExecResult, unseen: int) -> Iterable[str]:
         file = result.output_file
         look = f"exec tr '\\r' '\\n' < {file}" if file else "add | tr '\\r' '\\n' to the command"
         yield f"{_count(over, 'line')} left out, as the next began with a carriage return: {look}"
-    if ended := _goes_on(result) if result.running else _how_it_ended(result):
+    if ended := _goes_on(result, known) if result.running else _how_it_ended(result):
         seconds = f"{result.process} has ended after {result.duration_ms / 1000:.0f} s: "
         yield seconds * bool(result.process and not result.running) + ended
     if result.notebook == "new":
@@ -294,7 +296,7 @@ def _ending(result: models.ExecResult, unseen: int) -> Iterable[str]:
         yield f"files created or changed: {', '.join(names)}{others}"
 
 
-def _goes_on(result: models.ExecResult) -> str:
+def _goes_on(result: models.ExecResult, known: bool) -> str:
     name, seconds = result.process, f"{result.duration_ms / 1000:.0f} s"
     how = "what was waited for is there; it " if result.until_met else ""
     until = ""
@@ -304,10 +306,8 @@ def _goes_on(result: models.ExecResult) -> str:
         day = "%a " if result.left_s > 43_200 else ""
         until = f", at most until {ends:{day}%H:%M} UTC"
     whole = f"; its whole output: read_file path={result.output_file}" if result.output_file else ""
-    return (
-        f"{how}goes on as {name} after {seconds}{until}; process action=wait id={name} waits for "
-        f"its end, action=stop ends it{whole}"
-    )
+    ways = f"{until}; process action=wait id={name} waits for its end, action=stop ends it{whole}"
+    return f"{how}goes on as {name} after {seconds}{ways * (not known)}"
 
 
 def format_processes(rows: Sequence[models.ProcessRow]) -> CallToolResult:
@@ -333,7 +333,7 @@ def _how_it_ended(result: models.ExecResult) -> str:
             f"timed out after {seconds:g} s {end}; give a larger timeout_s, or do less in one call"
         )
     elif result.stopped:
-        ended = f"stopped after {seconds:g} s"
+        ended = f"stopped, {ended}" if result.exit_code is not None else "stopped"
     elif result.out_of_memory:
         ended = "killed: out of memory"
     elif result.killed_because:

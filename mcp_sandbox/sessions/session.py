@@ -46,7 +46,6 @@ from mcp_sandbox.models import (
 from mcp_sandbox.reading.shell import drop_returns
 from mcp_sandbox.runner.wire.protocol import VERSION
 from mcp_sandbox.runtime.doors import Handler
-from mcp_sandbox.runtime.processes import Key, Stop
 from mcp_sandbox.runtime.runtime import NAME, OnOutput, Runtime, Show
 from mcp_sandbox.sessions.approvals import USER
 from mcp_sandbox.sessions.gate import Action, AdmittedCall, Gate
@@ -121,7 +120,7 @@ class Processes:
         wait_s: float | None = None,
         until: str | None = None,
         whole: bool = False,
-        typed: tuple[str, Key | None] | None = None,
+        typed: tuple[str, str | None] | None = None,
         on_output: OnOutput | None = None,
         leave: CancelScope | None = None,
     ) -> ExecResult:
@@ -136,17 +135,13 @@ class Processes:
         """
         action = {"action": "input", "text": typed[0]} if typed else {"action": "wait"}
         async with self._enter(name=process, leave=leave, **action) as entered:
+            leave = entered.leaving(wait_s)
             result = await entered.runtime.processes.wait(
-                process,
-                until=until,
-                whole=whole,
-                typed=typed,
-                on_output=on_output,
-                leave=entered.leaving(wait_s),
+                process, until=until, whole=whole, typed=typed, on_output=on_output, leave=leave
             )
             return await with_figures(entered.runtime, result)
 
-    async def stop(self, process: str, how: Stop = "TERM", *, grace_s: float = 5.0) -> ExecResult:
+    async def stop(self, process: str, how: str = "TERM", *, grace_s: float = 5.0) -> ExecResult:
         """Signal its process group, after the grace kill its whole tree; return how it ended."""
         async with self._enter("stop", process) as entered:
             return await entered.runtime.processes.stop(process, how, grace_s=grace_s)
@@ -173,11 +168,11 @@ class Process:
         return self._ended or await self._processes.wait(self.id, wait_s=wait_s, until=until)
 
     async def type(
-        self, text: str = "", key: Key | None = None, *, until: str | None = None
+        self, text: str = "", key: str | None = None, *, until: str | None = None
     ) -> ExecResult:
         return self._ended or await self._processes.wait(self.id, typed=(text, key), until=until)
 
-    async def stop(self, how: Stop = "TERM", *, grace_s: float = 5.0) -> ExecResult:
+    async def stop(self, how: str = "TERM", *, grace_s: float = 5.0) -> ExecResult:
         return self._ended or await self._processes.stop(self.id, how, grace_s=grace_s)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from mcp_sandbox.app.chats import open_manager
 from mcp_sandbox.config import Config, LimitsConfig
-from mcp_sandbox.errors import Busy, CommandFailed, NotFound
+from mcp_sandbox.errors import Busy, CommandFailed, InvalidArgument, NotFound
 from mcp_sandbox.models import ProcessRow
 from mcp_sandbox.server.results import format_exec
 from mcp_sandbox.sessions.manager import SessionManager
@@ -149,6 +149,16 @@ async def test_a_process_is_stopped_with_all_that_it_started(emptied: Session) -
     assert (ended.stopped, ended.signal) == (True, "SIGKILL")
     left = await emptied.exec("pgrep -fc '^sleep 8630[12]'", timeout_s=10)
     assert left.stdout == "0\n"
+
+
+@pytest.mark.parametrize("name", ["SIGQUIT", "3", "quit"])
+async def test_a_signal_is_known_by_its_usual_names(emptied: Session, name: str) -> None:
+    traps = "trap 'echo got it; exit 7' QUIT; echo ready; while :; do sleep 0.05; done"
+    begun = await emptied.exec(traps, until="ready")
+    with pytest.raises(InvalidArgument, match="no signal 'SIGNOT': give one of HUP, INT, QUIT, "):
+        await emptied.processes.stop(begun.process or "", "SIGNOT")
+    ended = await emptied.processes.stop(begun.process or "", name)
+    assert (ended.stdout, ended.exit_code) == ("got it\n", 7)
 
 
 async def test_a_polite_program_ends_by_itself_when_it_is_stopped(emptied: Session) -> None:

@@ -3,13 +3,11 @@
 import re
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from typing import get_args
 
 import anyio
 import pytest
 
 from mcp_sandbox.errors import Busy, InvalidArgument
-from mcp_sandbox.runtime.processes import Key
 from mcp_sandbox.sessions.manager import SessionManager
 from mcp_sandbox.sessions.session import Process, Session
 
@@ -172,19 +170,26 @@ async def test_keys_arrive_as_programs_expect_them(session: Session) -> None:
         "import os, tty\ntty.setraw(0, 0)\nprint('ready', end='', flush=True)\n"
         "while (keys := os.read(0, 999)) != b'q': print(keys.hex(), end='', flush=True)\n",
     )
-    plain = {"enter": b"\r", "tab": b"\t", "escape": b"\x1b", "backspace": b"\x7f", "space": b" "}
-    arrows = {"up": b"\x1bOA", "down": b"\x1bOB", "left": b"\x1bOD", "right": b"\x1bOC"}
-    pages = {"page-up": b"\x1b[5~", "page-down": b"\x1b[6~"}
-    controls = {"ctrl-c": b"\x03", "ctrl-d": b"\x04", "ctrl-z": b"\x1a"}
-    sent = {**plain, **arrows, **pages, **controls}
+    plain = {"Enter": b"\r", "tab": b"\t", "esc": b"\x1b", "backspace": b"\x7f", "SPACE": b" "}
+    arrows = {"up": b"\x1bOA", "arrow_down": b"\x1bOB", "Left": b"\x1bOD", "RightArrow": b"\x1bOC"}
+    pages = {"page-up": b"\x1b[5~", "PageDown": b"\x1b[6~", "home": b"\x1bOH", "<End>": b"\x1bOF"}
+    functions = {"F1": b"\x1bOP", "f5": b"\x1b[15~", "f10": b"\x1b[21~", "F12": b"\x1b[24~"}
+    controls = {
+        "ctrl-c": b"\x03",
+        "Ctrl+D": b"\x04",
+        "^Z": b"\x1a",
+        "C-a": b"\x01",
+        "ctrl \\": b"\x1c",
+    }
+    sent = {**plain, **arrows, **pages, **functions, **controls, "Del": b"\x1b[3~"}
     async with on_terminal(session, "python3 keys.py", "ready") as keys:
         async with anyio.create_task_group() as tasks:
-            for key in get_args(Key):
+            for key in sent:
                 tasks.start_soon(keys.type, "", key)
         shown = await session.processes.wait(keys.id, wait_s=0, whole=True)
         read = bytes.fromhex(shown.stdout.removeprefix("ready"))
-        pressed = re.findall(rb"(?s)\x1b(?:O.|\[.~)|.", read)
-        assert sorted(pressed) == sorted(sent[key] for key in get_args(Key))
+        pressed = re.findall(rb"(?s)\x1b(?:O.|\[\d+~)|.", read)
+        assert sorted(pressed) == sorted(sent.values())
         shown = await keys.type("\u00e9\n", "enter")
         assert shown.stdout.endswith("c3a90d0d")
         assert (await keys.type("q")).exit_code == 0
@@ -192,7 +197,11 @@ async def test_keys_arrive_as_programs_expect_them(session: Session) -> None:
 
 async def test_a_program_is_interrupted_by_its_key(session: Session) -> None:
     async with on_terminal(session, "echo re''ady; exec sleep 86320", "ready") as sleeping:
-        ended = await sleeping.type(key="ctrl-c")
+        with pytest.raises(
+            InvalidArgument, match=r"no key 'any': give one of enter, .*, ctrl-a to"
+        ):
+            await sleeping.type(key="any")
+        ended = await sleeping.type(key="^C")
     assert (ended.signal, ended.running) == ("SIGINT", False)
 
 

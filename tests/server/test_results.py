@@ -100,7 +100,11 @@ def test_how_many_changed_files_are_not_named_is_said(counts: dict[str, int], sa
         ({"process": "p1-abc", "exit_code": 3}, "[p1-abc has ended after 0 s: exit code 3]"),
         (
             {"process": "p1-abc", "exit_code": None, "signal": "SIGTERM", "stopped": True},
-            "[p1-abc has ended after 0 s: stopped after 0 s]",
+            "[p1-abc has ended after 0 s: stopped]",
+        ),
+        (
+            {"process": "p1-abc", "exit_code": 3, "stopped": True},
+            "[p1-abc has ended after 0 s: stopped, exit code 3]",
         ),
         (
             {"stdout": "1%\r2%\r3%\n", "stderr": "a\rb\r5 s left\r4 s left"},
@@ -140,6 +144,8 @@ def test_what_goes_on_is_no_error_and_says_how_to_wait_for_it() -> None:
         ending,
     )
     assert (meta(result)["process"], meta(result)["running"]) == ("p3-7fq", True)
+    again = results.format_exec(going, known=True)
+    assert text_of(again) == "a\n\n[goes on as p3-7fq after 45 s]"
 
 
 def test_what_goes_on_without_a_limit_names_none() -> None:

@@ -429,11 +429,6 @@ async def test_whole_numbers_may_have_a_point() -> None:
         ),
         (
             "process",
-            {"action": "stop", "id": "p1-a", "signal": "QUIT"},
-            "signal must be one of TERM",
-        ),
-        (
-            "process",
             {"action": "stop", "id": "p1-a", "grace_s": 31},
             "grace_s must be a number from",
         ),

@@ -190,8 +190,7 @@ class Command:
         if not keyboard or self.has_ended:
             why = "has ended" if keyboard else "has no terminal: start it with exec tty=true"
             raise OpError("invalid", f"{self.id} {why}")
-        keyboard.type(text.encode("utf-8", "replace"), key)
-        if key == "ctrl-c" and self.main:
+        if keyboard.type(text.encode("utf-8", "replace"), key) == b"\x03" and self.main:
             keyboard.interrupt(self.main)
 
     def kill(self, why: str) -> None:

@@ -18,14 +18,30 @@ if TYPE_CHECKING:
 
     from mcp_sandbox.runner.kernel.loop import Loop
 
-_PLAIN = {"enter": b"\r", "tab": b"\t", "backspace": b"\x7f", "space": b" ", "escape": b"\x1b"}
-_CONTROLS = {"ctrl-c": b"\x03", "ctrl-d": b"\x04", "ctrl-z": b"\x1a"}
+_PLAIN = {"enter": "\r", "tab": "\t", "backspace": "\x7f", "space": " ", "escape": "\x1b"}
 # In application mode, as full-screen programs expect; line editors accept these, too.
-_ARROWS = {"up": b"\x1bOA", "down": b"\x1bOB", "right": b"\x1bOC", "left": b"\x1bOD"}
-KEYS = {**_PLAIN, **_CONTROLS, **_ARROWS, "page-up": b"\x1b[5~", "page-down": b"\x1b[6~"}
+_LETTERS = zip(("up", "down", "right", "left", "end", "home", "f1", "f2", "f3", "f4"), "ABCDFHPQRS")
+_NUMBERS = {"insert": 2, "delete": 3, "pageup": 5, "pagedown": 6}
+_NUMBERS |= {f"f{n}": n + 10 + (n > 5) + (n > 10) for n in range(5, 13)}
+KEYS = _PLAIN | {key: f"\x1bO{end}" for key, end in _LETTERS} | {"shifttab": "\x1b[Z"}
+KEYS |= {key: f"\x1b[{number}~" for key, number in _NUMBERS.items()}
+_SHORT = {"return": "enter", "esc": "escape", "del": "delete", "ins": "insert", "bs": "backspace"}
+_SHORT |= {"pgup": "pageup", "pgdn": "pagedown", "pgdown": "pagedown", "backtab": "shifttab"}
+_CONTROL = re.compile(r"<?(?:\^|c(?:on)?t(?:ro?)?l?[-+_ ]?|c-)([@-_a-z])>?", re.IGNORECASE)
 _STILL_S, _MOST_S, _MOST_WAITING = 0.3, 5.0, 64 * 1024
 # Movements up, down, and within a line, and erasures of more than its rest.
 _DRAWS = re.compile(rb"\x1b(?:[78M]|\[(?:[0-9;]*[A-FHJLMPSTXdfr@]|\?(?:47|104[79])h))")
+
+
+def find_key(name: str) -> bytes:
+    """Return what a key sends, by any usual name of it; OpError if there is none."""
+    if control := _CONTROL.fullmatch(name):
+        return bytes([ord(control[1].upper()) & 31])
+    word = re.sub(r"arrow|key|[-+_ <>]", "", name.lower())
+    if (sent := KEYS.get(_SHORT.get(word, word))) is None:
+        why = f"there is no key {name[:20]!r}: give one of {', '.join(KEYS)}, ctrl-a to ctrl-z"
+        raise OpError("invalid", why)
+    return sent.encode()
 
 
 class TerminalInput:
@@ -46,8 +62,9 @@ class TerminalInput:
         self._keys = PipeWriter(loop, os.dup(self.master), lambda _size: None)
         self.close = self._keys.close
 
-    def type(self, text: bytes, key: str | None) -> None:
-        """Type a text, then a key; OpError if the program does not read."""
+    def type(self, text: bytes, key: str | None) -> bytes:
+        """Type a text, then a key; return what that sends. OpError if the program does not read."""
+        pressed = find_key(key) if key else b""
         if len(self._keys.waiting) > _MOST_WAITING:
             raise OpError("busy", "the program does not read what is typed")
         text = text.replace(b"\r\n", b"\n")
@@ -55,8 +72,9 @@ class TerminalInput:
         # An editor of files would take its commands for text, too: it has a page of its own.
         if list(self._modes.values()) == [False, True] and (b"\n" in pasted or b"\t" in pasted):
             text = b"\x1b[200~%b\x1b[201~%b" % (pasted, text[len(pasted) :])
-        self._keys.add(text.replace(b"\n", b"\r") + (KEYS[key] if key else b""), more=True)
+        self._keys.add(text.replace(b"\n", b"\r") + pressed, more=True)
         self.shown_at = time.monotonic()
+        return pressed
 
     def note(self, data: bytes) -> None:
         """Note what the program sends."""

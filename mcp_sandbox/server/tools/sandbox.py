@@ -9,7 +9,6 @@ from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints
 
 from mcp_sandbox.config.sections import CallsConfig
 from mcp_sandbox.errors import InvalidArgument, NotPermitted
-from mcp_sandbox.runtime.processes import Key, Stop
 from mcp_sandbox.server import results
 from mcp_sandbox.server.identity import Request, is_over_http
 from mcp_sandbox.server.text import show
@@ -28,9 +27,7 @@ from mcp_sandbox.sessions.session import Session
 
 def _without_path(host: object) -> object:
     """Return the HOST:PORT of an address such as https://HOST:PORT/PATH."""
-    if not isinstance(host, str) or not (address := _ADDRESS.match(host)):
-        return host
-    return address[1]
+    return address[1] if isinstance(host, str) and (address := _ADDRESS.match(host)) else host
 
 
 _ADDRESS = re.compile(r"(?:https?|wss?|git|ssh)://(?:[^/?#@]{0,200}@)?([^/?#@]{1,260})")
@@ -111,8 +108,8 @@ async def process(
     until: Until | None = None,
     tail: Annotated[int, Field(ge=1, le=2000, description="wait: last lines only.")] | None = None,
     text: Annotated[Text | None, Field(description="input: to be typed.")] = None,
-    key: Annotated[Key | None, Field(description="input: a key to press after that.")] = None,
-    signal: Annotated[Stop, Field(description="stop: for its process group.")] = "TERM",
+    key: Annotated[Path | None, Field(description="input: then a key: enter, up, ctrl-c.")] = None,
+    signal: Annotated[Path, Field(description="stop: for its process group.")] = "TERM",
     grace_s: Annotated[
         float, Field(ge=0, le=30, description="stop: seconds until its whole tree is killed.")
     ] = 5,
@@ -132,9 +129,8 @@ async def process(
     if id is None:
         raise InvalidArgument(f"id is missing: action={action} needs it, action=list shows all")
     if action == "stop":
-        return results.format_exec(
-            await shown(await session.processes.stop(id, signal, grace_s=grace_s))
-        )
+        ended = await session.processes.stop(id, signal, grace_s=grace_s)
+        return results.format_exec(await shown(ended), known=True)
     async with live_progress(session, request) as on_output:
         result = await session.processes.wait(
             id,
@@ -145,7 +141,7 @@ async def process(
             on_output=on_output,
             leave=find_client_timeout(request).leave,
         )
-    return results.format_exec(await shown(result), tail=tail)
+    return results.format_exec(await shown(result), tail=tail, known=True)
 
 
 async def preview(
