@@ -20,7 +20,11 @@ Key = Literal[_Typing, "up", "down", "left", "right", "page-up", "page-down"]
 # A sandbox that takes longer to answer is ended, so this allows for a slow machine.
 LATE_S = 12.0
 _COUNTED = ("created", "changed", "deleted")
-_WHY = {"timeout": "it ran longer than its time limit", "cancelled": "the call was cancelled"}
+_WHY = {
+    "timeout": "it ran longer than its time limit",
+    "cancelled": "the call was cancelled",
+    "memory": "it held more memory than its memory_mb",
+}
 _MOST_ROWS = 1000
 _MOST_FIGURES = 100
 _OF_SHELL = {

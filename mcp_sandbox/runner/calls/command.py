@@ -39,6 +39,7 @@ _TRIES = 20
 # Of processes that are ended to make room, so that each tree is named.
 _NAMED_OF_EACH, _MOST_NAMED = 5, 20
 _TRY_AGAIN_S = 0.05
+_WEIGH_S = 0.2
 _LIVE_WINDOW = 512 * 1024  # Two pieces: one is read while the other is on its way.
 _MOST_UNTIL = 200 * 4
 _NO_START = (
@@ -167,7 +168,7 @@ class Command:
             self._failed(exc.code, exc.message)
 
     def _describe(self) -> dict[str, Any]:
-        keep = ("cwd", "env", "workspace", "grow", "name", "notebook", "tty", "timeout_s")
+        keep = ("cwd", "env", "workspace", "name", "notebook", "tty", "timeout_s", "grow", "memory")
         job = {"id": self.id, **{key: self._args.get(key) for key in keep}}
         if job["tty"]:
             job["env"] = {"TERM": "xterm-256color", **drop_unwatched(self._args["env"])}
@@ -226,6 +227,8 @@ class Command:
             close(self.streams.theirs)
             if self._why and self._worker:
                 self._pool.kill(self._worker)
+            if self._args["memory"]:
+                self._weigh()
             for wait in [*self.waits]:
                 wait.look()
         elif message["e"] == "exit":
@@ -236,6 +239,19 @@ class Command:
             self._failed(message["code"], message["message"])
         else:
             self._lost()
+
+    def _weigh(self) -> None:
+        """Kill it if what it has started holds more memory than this call may; else look again."""
+        if self.has_ended or self.main is None:
+            return
+        roots = [self.main, (self._worker and self._worker.pid) or self.main]
+        pids = {self.main, *processes.find_descendants(roots, processes.map_parents())}
+        ways, most = (processes.read_memory, processes.read_share_of_memory), self._args["memory"]
+        if all(sum(map(read, pids)) > most for read in ways):
+            self._out_of_memory = True
+            self.kill("memory")
+        else:
+            self._loop.call_later(_WEIGH_S, self._weigh)
 
     def _failed(self, code: str, message: str) -> None:
         if code == "process_limit" and self._tries_left > 0:
