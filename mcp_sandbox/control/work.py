@@ -131,6 +131,8 @@ class CommandRequest(RequestModel):
     tty: bool = False
     timeout_s: float | None = None
     wait_s: float | None = Field(None, ge=0)
+    memory_mb: float | None = Field(None, gt=0)
+    output_mb: float | None = Field(None, gt=0)
     until: str | None = None
 
 

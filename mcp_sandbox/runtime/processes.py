@@ -17,7 +17,11 @@ _SIGNALS = {name: n for n in signal.Signals for name in (n.name[3:], str(n.value
 # A sandbox that takes longer to answer is ended, so this allows for a slow machine.
 LATE_S = 12.0
 _COUNTED = ("created", "changed", "deleted")
-_WHY = {"timeout": "it ran longer than its time limit", "cancelled": "the call was cancelled"}
+_WHY = {
+    "timeout": "it ran longer than its time limit",
+    "cancelled": "the call was cancelled",
+    "memory": "it held more memory than its memory_mb",
+}
 _MOST_ROWS = 1000
 _MOST_FIGURES = 100
 _OF_SHELL = {

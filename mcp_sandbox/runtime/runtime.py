@@ -38,6 +38,7 @@ class Runtime:
         self._keep_bytes = keep_bytes
         self._may_grow = may_grow
         self._stop: CancelScope | None = None
+        self._memory = 0
 
     def bounded(self, stop: CancelScope | None = None, *, may_grow: bool) -> "Runtime":
         """Return the runner for one call, which is killed, and returns, if `stop` is cancelled."""
@@ -45,6 +46,16 @@ class Runtime:
         bounded = Runtime(self._channel, keep_bytes=keep_bytes, may_grow=may_grow)
         bounded._stop = stop
         return bounded
+
+    def capped(self, memory_mb: float | None, output_mb: float | None) -> "Runtime":
+        """Return the runner for one call with limits of its own, below those that hold for all."""
+        if not all(each is None or each > 0 for each in (memory_mb, output_mb)):
+            raise InvalidArgument("memory_mb and output_mb must be above 0")
+        memory, output = (int((each or 0) * 2**20) for each in (memory_mb, output_mb))
+        keep_bytes = min(self._keep_bytes, output or self._keep_bytes)
+        capped = Runtime(self._channel, keep_bytes=keep_bytes, may_grow=self._may_grow)
+        capped._stop, capped._memory = self._stop, memory
+        return capped
 
     @property
     def broken(self) -> bool:
@@ -202,6 +213,7 @@ class Runtime:
     ) -> ExecResult:
         limit_s = args["timeout_s"]
         args |= {"keep_bytes": self._keep_bytes, "grow": self._may_grow, "live": bool(on_output)}
+        args["memory"] = self._memory
         # `take` may still be reading long after the command's end.
         endless = limit_s is None or "take" in args
         if env:

@@ -258,6 +258,8 @@ class Session:
         notebook: str | None = None,
         timeout_s: float | None = None,
         wait_s: float | None = None,
+        memory_mb: float | None = None,
+        output_mb: float | None = None,
         on_output: OnOutput | None = None,
         leave: CancelScope | None = None,
     ) -> ExecResult:
@@ -271,7 +273,7 @@ class Session:
         given = {"code": code, "language": language, "notebook": notebook}
         turn = self._hold.notebook_turns.setdefault(notebook, Lock()) if notebook else Lock()
         async with turn, self._enter("run_code", 0, leave, **given) as entered:
-            result = await entered.runtime.run_code(
+            result = await entered.runtime.capped(memory_mb, output_mb).run_code(
                 code,
                 language,
                 notebook=notebook,
@@ -293,6 +295,8 @@ class Session:
         tty: bool = False,
         timeout_s: float | None = None,
         wait_s: float | None = None,
+        memory_mb: float | None = None,
+        output_mb: float | None = None,
         until: str | None = None,
         check: bool = False,
         on_output: OnOutput | None = None,
@@ -302,10 +306,11 @@ class Session:
         """Run a bash command line, or a list of program and arguments without a shell.
 
         Commands in a `shell` of the same name find directory, variables, functions and options as
-        the one before left them. After `timeout_s` it is killed. After `wait_s`, when `until` is
-        in its output, or when `leave` is cancelled, the result has the output so far, and the
-        command goes on as `result.process`. `on_output` gets ("stdout" | "stderr", bytes) while it
-        runs. `tty`: run it on a terminal. `take` gets all of stdout; see runtime.
+        the one before left them. After `timeout_s` it is killed, as it is within a moment when its
+        processes hold over `memory_mb`; `output_mb` of its output are kept. After `wait_s`, when
+        `until` is in its output, or when `leave` is cancelled, the result has the output so far,
+        and the command goes on as `result.process`. `on_output` gets ("stdout" | "stderr", bytes)
+        while it runs. `tty`: run it on a terminal. `take` gets all of stdout; see runtime.
 
         Raises:
             CommandFailed: with `check`, it did not succeed.
@@ -316,7 +321,7 @@ class Session:
         # A command whose stdout is taken is waited for until it ends.
         stays = take is not None and wait_s is None and leave is None
         async with self._enter("exec", 0, leave, **told) as entered:
-            result = await entered.runtime.exec(
+            result = await entered.runtime.capped(memory_mb, output_mb).exec(
                 command,
                 cwd=cwd,
                 env={**await self._hold.variables(), **(env or {})},

@@ -109,7 +109,7 @@ def _timed(record: CallRecord, count: Count | None) -> Generator[None]:
                 "duration_ms": record.duration_ms,
                 "outcome": record.outcome,
                 "exit_code": record.exit_code,
-                "level": record.level,
+                "risk": record.level,
                 "decision": record.decision,
                 "rule": record.rule,
             }

@@ -117,7 +117,10 @@ async def place(config: Config) -> AsyncGenerator[Place]:
         yield opened
 
 
-async def test_a_pool_fills_two_at_a_time_and_leaves_nothing(place: Place) -> None:
+async def test_a_pool_fills_two_at_a_time_and_leaves_nothing(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "mcp_sandbox")
     place.backend.gate = anyio.Event()
     pool = place.pool(3)
     pool.start()
@@ -128,7 +131,11 @@ async def test_a_pool_fills_two_at_a_time_and_leaves_nothing(place: Place) -> No
     await until_idle(pool, 3)
     assert place.backend.most_at_once == 2
     assert len(await place.running()) == 3
+    made = {info.id for info in await place.running()}
     await pool.stop()
+    for what in ("started", "ended"):
+        told = [vars(each) for each in caplog.records if each.msg == f"warm sandbox {what}"]
+        assert {each["sandbox"] for each in told} == made
     assert await place.running() == []
     for name in ("pool", "trash"):
         assert list((place.config.data_dir / "sandbox" / name).iterdir()) == []

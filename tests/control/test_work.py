@@ -66,6 +66,17 @@ async def test_a_command_whose_client_hangs_up_ends_with_all_that_it_started(
             await anyio.sleep(0.01)
 
 
+async def test_a_command_has_limits_of_its_own(tmp_path: Path) -> None:
+    code = 'import time; x = b"x" * 120_000_000; time.sleep(9)'
+    holds = f"head -c 3000000 /dev/zero; python3 -c '{code}'"
+    async with working(tmp_path) as api:
+        ended = (await api.exec(holds, memoryMb=100, outputMb=1))["data"]
+        assert (ended["outOfMemory"], ended["signal"]) == (True, "SIGKILL")
+        assert await api.stdout(f"wc -c < {ended['outputFile']}") == "1048576\n"
+        wrong = await api.http.post("exec", json={"command": "true", "memoryMb": -1})
+        assert (wrong.is_error, "memoryMb" in wrong.text) == (True, True)
+
+
 async def test_a_command_goes_on_as_a_process_and_is_stopped_by_its_name(tmp_path: Path) -> None:
     async with working(tmp_path) as api:
         begun = (await api.exec("echo up; sleep 1000", until="up"))["data"]

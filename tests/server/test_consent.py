@@ -258,7 +258,7 @@ async def test_being_asked_is_told_of_and_is_no_call(
         await run(client)
         await run(client, "rm -rf /workspace")
     lines = [vars(each) for each in caplog.records if each.message == "call"]
-    told = [(each["outcome"], each["level"], each["decision"], each["rule"]) for each in lines]
+    told = [(each["outcome"], each["risk"], each["decision"], each["rule"]) for each in lines]
     asked = [("asked", "high", "ask", "git-push")] if era != "legacy" else []
     assert told == [
         *asked,

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from mcp_sandbox.telemetry import logs
+from mcp_sandbox.telemetry.calls import recorded
 
 logger = logging.getLogger("mcp_sandbox.test")
 HOSTILE = 'a"b\nERROR forged: line\x1b[31m'
@@ -50,6 +51,17 @@ def test_json_is_one_object_a_line(capsys: pytest.CaptureFixture[str]) -> None:
         "duration_ms": 1.5,
     }
     assert (second["level"], second["event"]) == ("WARNING", "plain words")
+
+
+@pytest.mark.parametrize("risk", ["safe", "medium", "critical"])
+def test_the_json_of_a_call_has_its_risk_beside_the_level_of_the_line(
+    capsys: pytest.CaptureFixture[str], risk: str
+) -> None:
+    logs.configure("json")
+    with recorded("exec") as record:
+        record.level = risk
+    told = json.loads(capsys.readouterr().err)
+    assert (told["level"], told["event"], told["risk"]) == ("INFO", "call", risk)
 
 
 def test_long_values_are_cut_and_the_chatter_of_others_is_left_out(

@@ -40,6 +40,7 @@ _TRIES = 20
 # Of processes that are ended to make room, so that each tree is named.
 _NAMED_OF_EACH, _MOST_NAMED = 5, 20
 _TRY_AGAIN_S = 0.05
+_WEIGH_S = 0.2
 _LIVE_WINDOW = 512 * 1024  # Two pieces: one is read while the other is on its way.
 _MOST_UNTIL = 200
 _NO_START = (
@@ -169,7 +170,7 @@ class Command:
 
     def _describe(self) -> dict[str, Any]:
         keep = ("cwd", "env", "workspace", "grow", "name", "kept", "notebook", "tty", "timeout_s")
-        job = {"id": self.id, **{key: self._args.get(key) for key in keep}}
+        job = {"id": self.id, **{key: self._args.get(key) for key in (*keep, "memory")}}
         if job["tty"]:
             # Python's own editor of lines indents what is typed once more.
             own = {"TERM": "xterm-256color", "PYTHON_BASIC_REPL": "1"}
@@ -230,6 +231,8 @@ class Command:
             close(self.streams.theirs)
             if self._why and self._worker:
                 self._pool.kill(self._worker)
+            if self._args["memory"]:
+                self._weigh()
             for wait in [*self.waits]:
                 wait.look()
         elif message["e"] == "exit":
@@ -240,6 +243,19 @@ class Command:
             self._failed(message["code"], message["message"])
         else:
             self._lost()
+
+    def _weigh(self) -> None:
+        """Kill it if what it has started holds more memory than this call may; else look again."""
+        if self.has_ended or self.main is None:
+            return
+        roots = [self.main, (self._worker and self._worker.pid) or self.main]
+        pids = {self.main, *processes.find_descendants(roots, processes.map_parents())}
+        ways, most = (processes.read_memory, processes.read_share_of_memory), self._args["memory"]
+        if all(sum(map(read, pids)) > most for read in ways):
+            self._out_of_memory = True
+            self.kill("memory")
+        else:
+            self._loop.call_later(_WEIGH_S, self._weigh)
 
     def _failed(self, code: str, message: str) -> None:
         if code == "process_limit" and self._tries_left > 0:

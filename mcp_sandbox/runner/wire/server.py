@@ -306,6 +306,7 @@ class Server:
             "timeout_s": None,
             "keep_bytes": 64 * 1024 * 1024,
             "grow": True,
+            "memory": 0,
             **args,
             "cwd": args.get("cwd") or self._workspace,
             "env": {**self._env, **(args.get("env") or {})},

@@ -173,7 +173,7 @@ class Pool:
         if held is not self.held:
             return False
         try:
-            held.give({"name": job["name"], "shell": job["shell"]}, [])
+            held.give({key: job[key] for key in ("name", "shell", "memory")}, [])
         except ConnectionError:
             return False
         self.held, held.listener, held.job = None, listener, job

@@ -79,23 +79,27 @@ def cannot_start(program: str, exc: OSError) -> OpError:
     return OpError("invalid", f"{program!r} cannot be started: {os.strerror(exc.errno or 0)}")
 
 
-def lower_priority(pid: int, *, grow: bool, again: bool = True) -> None:
+def lower_priority(pid: int, *, grow: bool, memory: int = 0, again: bool = True) -> None:
     """Lower the process's CPU priority, and offer it to the OOM killer before others.
 
-    Without `grow`, the kernel lets it extend no file.
+    Without `grow`, the kernel lets it extend no file; `memory` is what its call may hold.
     """
     try:
-        if not grow:
-            import resource  # noqa: PLC0415 - only where the workspace is full
+        if memory or not grow:
+            import resource  # noqa: PLC0415 - only for a call with such limits
 
-            resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, 0))
+            if not grow:
+                resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, 0))
+            if memory:
+                # Twice as much: stacks of threads are reserved, and hardly used.
+                resource.prlimit(pid, resource.RLIMIT_DATA, (2 * memory, 2 * memory))
         os.setpriority(os.PRIO_PROCESS, pid, _NICER_BY)
         offer_to_the_oom_killer(pid)
     except PermissionError:
         # Just after exec the process is still as protected as this one; a later refusal is final.
         if again:
             time.sleep(_MOMENT_S)
-            lower_priority(pid, grow=grow, again=False)
+            lower_priority(pid, grow=grow, memory=memory, again=False)
     except ProcessLookupError:
         return
 

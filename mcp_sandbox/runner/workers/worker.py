@@ -106,7 +106,7 @@ class Worker:
         pid = self._start(job, fds)
         self._say(e="pid", pid=pid)
         close(fds)
-        lower_priority(pid, grow=job["grow"])
+        lower_priority(pid, grow=job["grow"], memory=job["memory"])
         return self._see_through(pid, job, [])
 
     def _gated(self, job: dict[str, Any], fds: list[int]) -> bool:
@@ -130,7 +130,7 @@ class Worker:
                 self._names.begin(job["workspace"])
             remarks = recall(job["shell"]) if job["shell"] else []
             self._say(e="pid", pid=pid)
-            lower_priority(pid, grow=job["grow"])
+            lower_priority(pid, grow=job["grow"], memory=job["memory"])
             close(fds)
             processes.send(pid, signal.SIGCONT)
             opener.send(b"\n")

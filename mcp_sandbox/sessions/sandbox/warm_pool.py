@@ -25,6 +25,7 @@ from mcp_sandbox.models import ChatId, SandboxId, SandboxSpec
 from mcp_sandbox.runtime.channel import Channel
 from mcp_sandbox.runtime.runtime import Runtime
 from mcp_sandbox.sessions.settings import SPEC, SessionSettings
+from mcp_sandbox.telemetry.logs import event
 from mcp_sandbox.workspace.directory import ChatDirectories
 from mcp_sandbox.workspace.pool import PoolFolder, WarmTrees
 
@@ -227,6 +228,7 @@ class WarmPool:
             self._starting -= 1
             self._changed.set()
         self._failures = 0
+        event(logger, "warm sandbox started", sandbox=warm.sandbox.id)
         try:
             with anyio.move_on_after(self._settings.pool_max_age_s) as self._idle[warm]:
                 await self._stay_with(warm)
@@ -307,6 +309,8 @@ class WarmPool:
             except OperatorError:
                 # It ends itself without a connection; its trees go with this process's folder.
                 logger.exception("warm sandbox %s could not be removed", sandbox_id)
+            else:
+                event(logger, "warm sandbox ended", sandbox=sandbox_id)
         if limit.cancelled_caught:
             logger.error("warm sandbox %s could not be removed in time", sandbox_id)
 
