@@ -55,10 +55,11 @@ def main() -> None:
     fork = "TOKEN" not in settings and plain
     warm = fork_server.fork_interpreter(env) if fork else fork_server.start_interpreter(env)
     _finish_unpacking(settings.get("WORKSPACE", "/workspace"))
-    _take_over(settings.get("WORKSPACE", "/workspace"))
     _link_skills(settings.get("HOME", "/home/sandbox"))
+    from mcp_sandbox.runner.files.kept import take_over  # noqa: PLC0415
     from mcp_sandbox.runner.wire.server import Server  # noqa: PLC0415
 
+    take_over()
     if unread is not None:
         settings["TOKEN"] = os.read(unread, _MOST_TOKEN).decode().strip()
         os.close(unread)
@@ -122,18 +123,6 @@ def _finish_unpacking(workspace: str) -> None:
             finish_unpacking()
         except (OSError, RecursionError):
             # Something of the chat is in its way: start all the same.
-            return
-
-
-def _take_over(workspace: str) -> None:
-    """Move what an earlier version kept in the workspace; see files/kept."""
-    if os.path.lexists(f"{workspace}/.mcp-sandbox"):
-        from mcp_sandbox.runner.files.kept import take_over  # noqa: PLC0415
-
-        try:
-            take_over()
-        except OSError:
-            # Something of the chat is in its way, or in there.
             return
 
 

@@ -104,6 +104,19 @@ async def test_files_come_back_as_they_were(runtime: Runtime) -> None:
     assert (await runtime.exec(f"ls -d ~/.cache fifo; {OWN}")).stdout == ""
 
 
+async def test_output_in_a_backup_of_an_earlier_version_comes_into_the_home(
+    runtime: Runtime,
+) -> None:
+    kept = ".mcp-sandbox/output/1d-0a1b2c.txt"
+    made = f"mkdir -p .mcp-sandbox/output; echo '*' >.mcp-sandbox/.gitignore; echo long >{kept}"
+    await runtime.exec(f"{made}; echo mine >file")
+    archive = await packed(runtime)
+    await runtime.exec(EMPTY)
+    await runtime.files.unpack(given(archive), max_bytes=MAX)
+    assert (await runtime.exec(f"ls -AI mounted; cat ~/{kept}")).stdout == "file\nlong\n"
+    assert await runtime.files.read(f"/workspace/{kept}") == b"long\n"
+
+
 async def test_what_cannot_be_packed_is_counted(runtime: Runtime) -> None:
     await runtime.exec(
         "mkfifo pipe; echo x > unread; mkdir closed; echo y > closed/file; chmod 0 unread closed; "

@@ -129,7 +129,9 @@ async def test_what_an_earlier_version_kept_in_the_workspace_moves_to_the_home(
     kept = "1d-0a1b2c.txt 1d-0a1b2c-1.png"
     plant = (
         f"mkdir -p .mcp-sandbox/output; cd .mcp-sandbox; echo '*' > .gitignore; cd output; "
-        f"echo long > {OURS}; echo picture > 1d-0a1b2c-1.png; touch -d '3 days ago' {kept}"
+        f"echo long > {OURS}; echo picture > 1d-0a1b2c-1.png; touch -d '3 days ago' {kept}; "
+        # An earlier start was killed while it copied.
+        f"mkdir -p ~/.mcp-sandbox/output; echo lo > ~/.mcp-sandbox/output/{OURS}"
     )
     with anyio.fail_after(60):
         async with made(backend, spec) as sandbox, connected(sandbox) as runtime:
@@ -141,7 +143,7 @@ async def test_what_an_earlier_version_kept_in_the_workspace_moves_to_the_home(
             age = f"cd ~/.mcp-sandbox/output; find {kept} -mtime +1 -mtime -4 | wc -l"
             assert (await runtime.exec(age)).stdout == "2\n"
             # What a user has put there stays.
-            assert (await runtime.exec(f"{plant}; echo mine > notes.md")).success
+            assert (await runtime.exec(f"{plant}; ln -s /project 1d-0a1b2d.txt")).success
         async with made(backend, spec) as sandbox, connected(sandbox) as runtime:
-            found = await runtime.exec("find .mcp-sandbox -type f")
-            assert "notes.md" in found.stdout
+            found = await runtime.exec("find .mcp-sandbox/output ! -type d")
+            assert found.stdout == ".mcp-sandbox/output/1d-0a1b2d.txt\n"

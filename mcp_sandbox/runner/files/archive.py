@@ -18,6 +18,7 @@ import stat
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
+from mcp_sandbox.runner.files import kept
 from mcp_sandbox.runner.files.call import BIGGEST, CHUNK, closing_fd, put, send
 from mcp_sandbox.runner.files.moving import remove, remove_tree
 from mcp_sandbox.runner.files.paths import KEPT, TEMPORARY, home, show, workspace
@@ -173,6 +174,7 @@ def unpack(call: OperationCall) -> dict[str, Any]:
             raise _unusable(str(exc)) from exc
         raise
     finish_unpacking()
+    kept.take_over()
     return {"entries": unpacking.entries, "bytes": body.size}
 
 

@@ -6,7 +6,6 @@ No link is followed there: it may lead to files of the user on the host.
 from __future__ import annotations
 
 import os
-import stat
 import time
 
 from mcp_sandbox.runner.files.paths import KEPT, home, workspace
@@ -95,23 +94,32 @@ def _is_ours(name: str) -> bool:
 
 
 def take_over() -> None:
-    """Move to the home what an earlier version has kept in the workspace. May raise OSError."""
+    """Move to the home what an earlier version has kept in the workspace."""
     old = os.path.join(workspace(), KEPT)
-    within(old + "/", lambda _, folder: _move_all(folder))
-    within(old, lambda name, folder: os.rmdir(name, dir_fd=folder), 1)
-    remove(os.path.join(os.path.dirname(old), ".gitignore"), 1)
-    os.rmdir(os.path.dirname(old))
+    if not os.path.lexists(os.path.dirname(old)):
+        return
+    try:
+        within(old + "/", lambda _, folder: _move_all(folder))
+        within(old, lambda name, folder: os.rmdir(name, dir_fd=folder), 1)
+        remove(os.path.join(os.path.dirname(old), ".gitignore"), 1)
+        os.rmdir(os.path.dirname(old))
+    except OSError:
+        # Something of the chat is in its way, or in there, or the disk is full: it stays.
+        return
 
 
 def _move_all(folder: int) -> None:
     clear("", folder)
-    for name in filter(_is_ours, os.listdir(folder)):
+    with os.scandir(folder) as entries:
+        names = [each.name for each in entries if each.is_file(follow_symlinks=False)]
+    for name in filter(_is_ours, names):
+        # One of which the copy was cut off.
+        remove(base_of(name))
         with open(os.open(name, _OLD, dir_fd=folder), "rb") as file:
             found = os.fstat(file.fileno())
-            if stat.S_ISREG(found.st_mode):
-                with open(create(base_of(name)), "wb") as copy:
-                    # To another mount nothing can be renamed.
-                    while os.sendfile(copy.fileno(), file.fileno(), None, TOTAL):
-                        pass
-                    os.utime(copy.fileno(), ns=(found.st_atime_ns, found.st_mtime_ns))
-                os.unlink(name, dir_fd=folder)
+            with open(create(base_of(name)), "wb") as copy:
+                # To another mount nothing can be renamed.
+                while os.sendfile(copy.fileno(), file.fileno(), None, TOTAL):
+                    pass
+                os.utime(copy.fileno(), ns=(found.st_atime_ns, found.st_mtime_ns))
+        os.unlink(name, dir_fd=folder)

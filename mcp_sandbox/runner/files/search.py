@@ -133,11 +133,14 @@ def list_directory(call: OperationCall) -> dict[str, Any]:
     budget, left = Budget(), LeftOut(path, "")
     wanted = is_no_draft if hidden else lambda each: not each.rpartition("/")[2].startswith(".")
     found = walk(open_directory(path), depth, budget, wanted, left.has)
-    rows = [row for row in map(_describe, found) if row]
-    rows.sort(key=lambda row: row[0])
-    sent = put_rows(
-        call.stdout, ([relativize(join(path, row[0])), *row[1:]] for row in rows), limit
-    )
+    rows: dict[str, list[Any]] = {}
+    try:
+        with _time_limit(SECONDS):
+            rows.update((row[0], row[1:]) for row in map(_describe, found) if row)
+    except TimeUp:
+        budget.spend()
+    shown = ([relativize(join(path, name)), *facts] for name, facts in sorted(rows.items()))
+    sent = put_rows(call.stdout, shown, limit)
     truncated = budget.cut or len(rows) > sent
     return {"path": relativize(path), "total": len(rows), "truncated": truncated, **left.tell()}
 
@@ -361,9 +364,8 @@ class LeftOut:
 
     def tell(self) -> dict[str, list[str]]:
         """Return the uppermost of them as a caller is shown them, folders with a slash."""
-        first = sorted(self.paths, key=lambda path: (path.count("/"), path))[:20]
-        paths = (f"{self.base}/{path}" for path in first)
-        shown = [relativize(path) + "/" * os.path.isdir(path) for path in paths]
+        paths = sorted((join(self.base, p) for p in self.paths), key=lambda p: (p.count("/"), p))
+        shown = [relativize(path) + "/" * os.path.isdir(path) for path in paths[:20]]
         return {"left_out": shown} if shown else {}
 
     def _look(self, path: str) -> bool | None:

@@ -85,6 +85,9 @@ def test_a_costly_glob_ends_in_time(workspace: Path, monkeypatch: pytest.MonkeyP
     started = time.monotonic()
     call("glob", pattern="*a" * 12 + "b")
     call("glob", pattern="{a,b}" * 150 + "c")
+    make(workspace, f"{'a' * 120}/file")
+    (workspace / ".gitignore").write_text("*a" * 60 + "b")
+    assert call("list", depth=2)[0]["truncated"] is True
     assert time.monotonic() - started < 10
 
 
