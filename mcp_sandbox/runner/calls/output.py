@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 
 from mcp_sandbox.runner.files import kept
 from mcp_sandbox.runner.kernel.loop import CHUNK, DRAIN, PipeReader, widen_pipe
