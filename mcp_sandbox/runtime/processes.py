@@ -12,7 +12,6 @@ from mcp_sandbox.models import Background, ExecResult, FileContent, ProcessRow
 from mcp_sandbox.runtime.call import CallResult, JsonObject, Sink, read_background, read_process_row
 from mcp_sandbox.runtime.channel import Channel
 
-_NAMES = ", ".join(each.name[3:] for each in signal.Signals)
 _SIGNALS = {name: n for n in signal.Signals for name in (n.name[3:], str(n.value))}
 # A sandbox that takes longer to answer is ended, so this allows for a slow machine.
 LATE_S = 12.0
@@ -61,8 +60,7 @@ class RuntimeProcesses:
     ) -> ExecResult:
         """Wait until it ends, `until` is in its new output, or `leave` is cancelled.
 
-        The result has the output since the last result, or with `whole` all that is kept. A text
-        and a key are `typed` on its terminal before, and its screen comes to rest, if not `until`.
+        The result has the output since the last result, or with `whole` all that is kept.
         """
         args = {"process": process, "until": until, "whole": whole, "live": bool(on_output)}
         args |= {"text": typed[0], "key": typed[1]} if typed else {}
@@ -71,10 +69,11 @@ class RuntimeProcesses:
     async def stop(self, process: str, how: str = "TERM", *, grace_s: float = 5.0) -> ExecResult:
         """Send a signal to its process group; after `grace_s` seconds kill its process tree."""
         if not (number := _SIGNALS.get(how.upper().removeprefix("SIG"))):
-            raise InvalidArgument(f"there is no signal {how[:20]!r}: give one of {_NAMES}")
-        return await self._look(
-            "stop", {"process": process, "signal": number.value, "grace_s": grace_s}
-        )
+            raise InvalidArgument(
+                f"there is no signal {how[:20]!r}: give one of {', '.join(_SIGNALS)}"
+            )
+        args = {"process": process, "signal": number.value, "grace_s": grace_s}
+        return await self._look("stop", args)
 
     async def dial(
         self,

@@ -177,14 +177,12 @@ def _webp(data: bytes) -> tuple[int, int]:
 _MEASURES = {"image/png": _png, "image/jpeg": _jpeg, "image/gif": _gif, "image/webp": _webp}
 
 
-def format_exec(
-    result: models.ExecResult, *, tail: int | None = None, known: bool = False
-) -> CallToolResult:
+def format_exec(result: models.ExecResult, *, tail: int = 0, known: bool = False) -> CallToolResult:
     """Return stdout, stderr and how the command ended, each a block when not empty.
 
     With `tail` the last lines of what is held. How to look after what goes on may be `known`.
     """
-    if tail is not None:
+    if tail:
         each_stream = (result.stdout, result.stderr)
         out, err = ("".join(text.splitlines(keepends=True)[-tail:]) for text in each_stream)
         out_bytes, err_bytes = count_bytes(out), count_bytes(err)

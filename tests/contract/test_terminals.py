@@ -197,9 +197,7 @@ async def test_keys_arrive_as_programs_expect_them(session: Session) -> None:
 
 async def test_a_program_is_interrupted_by_its_key(session: Session) -> None:
     async with on_terminal(session, "echo re''ady; exec sleep 86320", "ready") as sleeping:
-        with pytest.raises(
-            InvalidArgument, match=r"no key 'any': give one of enter, .*, ctrl-a to"
-        ):
+        with pytest.raises(InvalidArgument, match=r"no key 'any': give one of enter, .*, ctrl-a, "):
             await sleeping.type(key="any")
         ended = await sleeping.type(key="^C")
     assert (ended.signal, ended.running) == ("SIGINT", False)

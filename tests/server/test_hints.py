@@ -57,6 +57,31 @@ async def test_a_mistake_of_the_code_is_left_to_it(said: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("code", "said", "exit_code"),
+    [
+        ("vim f", "Vim: Warning: Output is not to a terminal\n", 1),
+        ("top", "top: failed tty get\n", 1),
+        ("tmux", "open terminal failed: not a terminal\n", 1),
+        ("stty size", "stty: 'standard input': Inappropriate ioctl for device\n", 1),
+        ("gpg --gen-key", "gpg: cannot open '/dev/tty': No such device or address\n", 2),
+        ("x = input('x? ')", "EOFError: EOF when reading a line\n", 1),
+        ("getpass()", "    raise EOFError\nEOFError\n", 1),
+        ("node ask.js", "TypeError: process.stdin.setRawMode is not a function\n", 1),
+        ("read -p 'Name? ' name; echo $name", "", 0),
+        ("read -r -sp 'Word: ' word", "", 1),
+    ],
+)
+async def test_what_needs_a_terminal_says_how_it_gets_one(
+    code: str, said: str, exit_code: int
+) -> None:
+    result = replace(FAILED, stderr=said, exit_code=exit_code)
+    (hint,) = await hints(result, code, "bash")
+    assert hint.startswith("this needs a terminal: exec tty=true, then process action=input ")
+    assert await hints(replace(result, of="terminal"), code, "bash") == []
+    assert await hints(replace(result, exit_code=0), "read -r p < file", "bash") == []
+
+
+@pytest.mark.parametrize(
     "said",
     ["ModuleNotFoundError: No module named 'cv2'\n", "/usr/bin/python3: No module named cv2\n"],
 )

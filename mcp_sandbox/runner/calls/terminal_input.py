@@ -29,6 +29,7 @@ _SHORT = {"return": "enter", "esc": "escape", "del": "delete", "ins": "insert", 
 _SHORT |= {"pgup": "pageup", "pgdn": "pagedown", "pgdown": "pagedown", "backtab": "shifttab"}
 _CONTROL = re.compile(r"<?(?:\^|c(?:on)?t(?:ro?)?l?[-+_ ]?|c-)([@-_a-z])>?", re.IGNORECASE)
 _STILL_S, _MOST_S, _MOST_WAITING = 0.3, 5.0, 64 * 1024
+_MODE = re.compile(rb"\x1b\[\?(1049|2004)([hl])")
 # Movements up, down, and within a line, and erasures of more than its rest.
 _DRAWS = re.compile(rb"\x1b(?:[78M]|\[(?:[0-9;]*[A-FHJLMPSTXdfr@]|\?(?:47|104[79])h))")
 
@@ -39,8 +40,7 @@ def find_key(name: str) -> bytes:
         return bytes([ord(control[1].upper()) & 31])
     word = re.sub(r"arrow|key|[-+_ <>]", "", name.lower())
     if (sent := KEYS.get(_SHORT.get(word, word))) is None:
-        why = f"there is no key {name[:20]!r}: give one of {', '.join(KEYS)}, ctrl-a to ctrl-z"
-        raise OpError("invalid", why)
+        raise OpError("invalid", f"no key {name[:20]!r}: give one of {', '.join(KEYS)}, ctrl-a, …")
     return sent.encode()
 
 
@@ -67,8 +67,7 @@ class TerminalInput:
         pressed = find_key(key) if key else b""
         if len(self._keys.waiting) > _MOST_WAITING:
             raise OpError("busy", "the program does not read what is typed")
-        text = text.replace(b"\r\n", b"\n")
-        pasted = text.rstrip(b"\n")
+        pasted = (text := text.replace(b"\r\n", b"\n")).rstrip(b"\n")
         # An editor of files would take its commands for text, too: it has a page of its own.
         if list(self._modes.values()) == [False, True] and (b"\n" in pasted or b"\t" in pasted):
             text = b"\x1b[200~%b\x1b[201~%b" % (pasted, text[len(pasted) :])
@@ -80,9 +79,7 @@ class TerminalInput:
         """Note what the program sends."""
         self.shown_at = time.monotonic()
         self.draws = self.draws or bool(_DRAWS.search(data))
-        for mode in self._modes:
-            on, off = data.rfind(b"\x1b[?%bh" % mode), data.rfind(b"\x1b[?%bl" % mode)
-            self._modes[mode] = self._modes[mode] if on == off else on > off
+        self._modes |= {mode: state == b"h" for mode, state in _MODE.findall(data)}
 
     def when_still(self, still: Callable[[], object], until: float = 0.0) -> None:
         """Call `still` when the screen has not changed for 0.3 s, at the latest after 5 s."""

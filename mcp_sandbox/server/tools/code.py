@@ -77,6 +77,10 @@ _IMAGE = (
     "{} is not installed: {}the operator can make an image for the docker backend that has {}, "
     "`mcp-sandbox images recipe {}` prints how"
 )
+_ASKS = re.compile(
+    r"\bread (?:-\w+ )*-\w*p\b|not (?:(?:to|from|on) )?a (?:terminal|tty)|failed tty get"
+    r"|/dev/tty[':]|EOF when reading a line|\nEOFError\n|setRawMode is not|Inappropriate ioctl"
+)
 _PRINTS = {"python": "print()", "javascript": "console.log()"}
 Until = Annotated[
     str,
@@ -141,6 +145,9 @@ class _Progress:
 
 async def hints(result: ExecResult, code: str, language: Language) -> list[str]:
     """Return sentences for an agent about code that failed, or that showed nothing."""
+    said = code if result.success else f"{code}\n{result.stderr}"
+    if result.of not in ("terminal", "screen") and _ASKS.search(said[-9999:]):
+        return ["this needs a terminal: exec tty=true, then process action=input types on it"]
     if not result.success:
         return await to_thread.run_sync(_hints, result, code)
     has_output = any((result.stdout, result.stderr, result.changed_files, result.figures))
@@ -250,7 +257,7 @@ async def exec_(
             on_output=on_output,
             leave=find_client_timeout(request).leave,
         )
-    notes = await hints(result, command, "bash")
+    notes = await hints(result, "" if stdin else command, "bash")
     return with_notices(format_exec(await shown(result)), notes)
 
 

@@ -141,7 +141,7 @@ async def process(
             on_output=on_output,
             leave=find_client_timeout(request).leave,
         )
-    return results.format_exec(await shown(result), tail=tail, known=True)
+    return results.format_exec(await shown(result), tail=tail or 0, known=True)
 
 
 async def preview(
