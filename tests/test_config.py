@@ -137,6 +137,12 @@ def test_relative_data_directory_of_a_flag_becomes_absolute(
             "backend: ocker\n",
             r"backend 'ocker' \(.* line 1\) is not usable: write auto or .*bubblewrap or",
         ),
+        (
+            "isolation_mode: sandbox-exec\n",
+            r"line 1: isolation_mode is called `backend` here, .* macOS, .*bubblewrap.* docker on",
+        ),
+        ("isolation_mode: none\n", r"line 1: isolation_mode is .*, and its none unsafe-local;"),
+        ("backend: sandbox-exec\n", r"backend 'sandbox-exec' \(.* macOS, .* Linux: write bubblewr"),
         ("limits:\n  memory: 2q\n", r"limits\.memory '2q' \(.* line 2\).*such as 512m or 2g"),
         ("sessions:\n  lifetime: soon\n", r"sessions\.lifetime 'soon'.*such as 90, 10m or 1h30m"),
         ("sessions:\n  lifetime: .nan\n", r"sessions\.lifetime nan.*not usable"),

@@ -63,6 +63,10 @@ _HIDDEN = (
     "storage.secret_key",
     "e2b.api_key",
 )
+_SANDBOX_EXEC = (
+    "sandbox-exec confines programs of macOS, and a sandbox here needs the kernel of Linux: write "
+    "bubblewrap on Linux, and docker on a Mac, whose engine brings such a kernel (deploy/)"
+)
 _BOUNDS = {"ge": "at least", "gt": "more than", "le": "at most"}
 
 
@@ -253,6 +257,9 @@ def _from_environment(variables: Mapping[str, str]) -> Iterator[tuple[str, Setti
 
 
 def _unknown(key: str, *, environment: bool = False) -> str:
+    if key == "isolation_mode":
+        return f"{key} is called `backend` here, and its none unsafe-local; {_SANDBOX_EXEC}"
+
     def spell(known: str) -> str:
         return PREFIX + known.upper().replace(".", "__") if environment else known
 
@@ -296,6 +303,7 @@ def _sentence(error: ErrorDetails, settings: Mapping[str, Setting]) -> str:
     reason = error["msg"]
     if error["type"] != "value_error":
         reason = f"write {_SHAPES.get(key) or _accepted(info.annotation, info.metadata)}"
+    reason = _SANDBOX_EXEC if value == "sandbox-exec" else reason
     below = "".join(f".{part}" for part in path[key.count(".") + 1 :])
     given = below if key in _HIDDEN else f" {repr(value)[:80]}"
     return f"{key}{given} ({source}) is not usable: {reason}"

@@ -61,10 +61,12 @@ class Prepare(RequestModel):
 class SandboxSession:
     """A session as a platform sees it. "warm": nothing is made for it, or not yet.
 
-    `files_as_of`: when the backup was made that its files were saved to last, or came from.
+    `session_id` is another name of `id`. `files_as_of`: when the backup was made that its files
+    were saved to last, or came from.
     """
 
     id: str
+    session_id: str
     chat_session_id: str
     status: str
     provider: str
@@ -305,6 +307,7 @@ class Control:
             state = "terminated"
         return SandboxSession(
             id=row.id,
+            session_id=row.id,
             chat_session_id=row.chat.chat,
             status=state,
             provider=row.backend,
@@ -406,7 +409,7 @@ async def _run_agent(control: Control, user: str, body: Invoke, *, resume: bool)
             aclosing(agent.stream(body.messages, resume=resume)) as events,
         ):
             async for event in events:
-                await write(encode_line(event={"type": type(event).__name__, **asdict(event)}))
+                await write(encode_line(event={**asdict(event), "type": type(event).__name__}))
 
     return StreamedAnswer(produce, work.LINES)
 

@@ -348,7 +348,7 @@ async def run_agent(
             ):
                 async for event in events:
                     await connection.tell(
-                        {"event": {"type": type(event).__name__, **asdict(event)}}
+                        {"event": {**asdict(event), "type": type(event).__name__}}
                     )
             await connection.tell({"result": {}})
         except SandboxError as exc:

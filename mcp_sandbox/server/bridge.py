@@ -184,21 +184,23 @@ async def _served(
 ) -> dict[str, _HostTool]:
     """Return the tools of an MCP server, which runs as long as the stack."""
     try:
-        if settings.url:
-            # It reads the authorities of this machine.
-            http = await to_thread.run_sync(create_mcp_http_client)
-            await stack.enter_async_context(http)
-            place: Any = streamable_http_client(settings.url, http_client=http)
-        else:
-            running = _process(settings.command, settings.env, _END_S)
-            _, stdin, stdout = await stack.enter_async_context(running)
-            place = nullcontext([_MessageStream(stdin, stdout)] * 2)
-        client = await stack.enter_async_context(Client(place, read_timeout_seconds=_CALL_S))
-        found = (await client.list_tools()).tools
-        for each in found:
-            validator_for(each.input_schema).check_schema(each.input_schema)
+        with sole_error():
+            if settings.url:
+                # It reads the authorities of this machine.
+                http = await to_thread.run_sync(create_mcp_http_client)
+                await stack.enter_async_context(http)
+                place: Any = streamable_http_client(settings.url, http_client=http)
+            else:
+                running = _process(settings.command, settings.env, _END_S)
+                _, stdin, stdout = await stack.enter_async_context(running)
+                place = nullcontext([_MessageStream(stdin, stdout)] * 2)
+            client = await stack.enter_async_context(Client(place, read_timeout_seconds=_CALL_S))
+            found = (await client.list_tools()).tools
+            for each in found:
+                validator_for(each.input_schema).check_schema(each.input_schema)
     except (MCPError, OSError, SchemaError, ExceptionGroup) as exc:
-        raise OperatorError(f"bridge.servers.{server} cannot be used: {exc}") from exc
+        see = "see whether that is an MCP server"
+        raise OperatorError(f"bridge.servers.{server} cannot be used: {exc}; {see}") from exc
     return {
         each.name: _HostTool(
             each.model_copy(update={"name": f"{server}__{each.name}"}),

@@ -188,6 +188,9 @@ class Saving:
                         self._context.notices.add(chat, f"Your files are not backed up: {exc}.")
                     logger.warning("chat %s is not saved yet; trying again: %s", chat, exc)
             yield
+            if not self.hold_of(chat).use().open:
+                # What ran during the save may have written since; from now on nothing does.
+                one.called_s = -math.inf
 
     async def let_go(self, chat: ChatId) -> None:
         """Forget a chat that another server has: its files here stay, and are older or shared."""

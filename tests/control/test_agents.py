@@ -57,9 +57,10 @@ async def test_an_assistant_works_in_the_session_that_was_prepared(here: Platfor
     # Else a slow start is told, too.
     await here.made(session["id"])
     given = {"sandbox_session_id": session["id"], "provider_sandbox_id": None}
-    code = "open('note', 'w').write('made'); talk('a'); end('done')"
+    odd = "say(type='Completion'); say(type='Text', subtype='x'); say(type='y', event=1)"
+    code = f"open('note', 'w').write('made'); {odd}; talk('a'); end('done')"
     *events, last = await told(here, "invoke", code, **given, sandbox_provider="bubblewrap")
-    assert [each["type"] for each in events] == ["Text"]
+    assert [each["type"] for each in events] == ["Unknown"] * 3 + ["Text"]
     assert (last["type"], last["content"], last["is_error"]) == ("Completion", "done", False)
     made = await here.ask("GET", f"sandbox/{session['id']}/files?path=note")
     assert made.text == "made"

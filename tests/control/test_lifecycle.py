@@ -38,6 +38,7 @@ async def test_a_chat_is_prepared_used_terminated_and_prepared_again(tmp_path: P
         ready = await here.made(first["id"])
         assert (ready["status"], ready["provider"]) == ("running", "unsafe-local")
         assert await here.data("GET", "sandbox/by-chat/c1") == ready
+        assert ready["sessionId"] == first["sessionId"] == first["id"]
         again = await here.prepare("c1")
         assert again["providerSandboxId"] == ready["providerSandboxId"]
         at = f"sandbox/{first['id']}"
@@ -528,6 +529,29 @@ async def test_what_cannot_be_saved_at_the_end_is_told_and_saved_later(tmp_path:
             assert (again["id"], again["isNewProvision"]) == (session, False)
             assert (await there.ask("GET", f"{at}/files?path=a.txt")).content == b"kept"
             assert (await there.made(session))["isNewProvision"]
+
+
+@pytest.mark.s3
+@pytest.mark.parametrize(
+    "server",
+    [
+        {"command": "python3 -m http.server 8000", "waitS": 0},
+        {"command": "while date >> log; do sleep 0.02; done", "waitS": 0},
+        {"command": "cat", "tty": True, "waitS": 0.2},
+    ],
+)
+async def test_what_a_running_server_wrote_last_is_saved_soon_after_the_end(
+    tmp_path: Path, server: dict[str, Any]
+) -> None:
+    with closing(S3Server(tmp_path / "buckets")) as store:
+        async with platform(tmp_path, more={**store.variables(), AFTER: "200ms"}) as here:
+            at = f"sandbox/{(await here.prepare('c1'))['id']}"
+            await here.ask("POST", f"{at}/exec", json=server)
+            await here.data("POST", f"{at}/terminate")
+            with anyio.fail_after(30):
+                while (await here.data("GET", "stats"))["unsaved"]:
+                    await anyio.sleep(0.05)
+            assert (await here.data("POST", f"{at}/terminate"))["saved"]
 
 
 @pytest.mark.s3

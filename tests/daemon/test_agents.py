@@ -108,10 +108,11 @@ async def test_a_run_goes_through_the_daemon_which_it_starts(where: Place) -> No
     done = await run(where, "talk('a'); end('done')")
     assert (done.code, done.out) == (0, "a\n"), done.err
     pid = (await control(where, "status"))["result"]["pid"]
-    done = await run(where, "talk('x'); end('y' * (17 << 20))", "--json")
+    odd = "say(type='Completion', is_error=True)"
+    done = await run(where, f"talk('x'); {odd}; end('y' * (17 << 20))", "--json")
     told = [json.loads(line) for line in done.out.splitlines()]
-    assert [each["type"] for each in told] == ["Text", "Completion"]
-    assert len(told[1]["content"]) == 17 << 20
+    assert [each["type"] for each in told] == ["Text", "Unknown", "Completion"]
+    assert len(told[-1]["content"]) == 17 << 20
     assert (await run(where, "time.sleep(99)", "--timeout", "300ms")).code == 124
     done = await run(where, "x", "-a", "nobody")
     assert (done.code, done.out) == (1, "")

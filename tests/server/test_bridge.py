@@ -151,10 +151,22 @@ async def test_what_is_named_and_not_there_is_told_at_once(
             pass
 
 
-@pytest.mark.parametrize("command", [["false"], ["/no/such/program"], ["echo", "no json"]])
-async def test_a_server_that_does_not_start_is_told(tmp_path: Path, command: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("command", "why"),
+    [
+        (["false"], "Connection closed"),
+        (["/no/such/program"], "No such file"),
+        (["echo", "no json"], "Connection closed"),
+        (["cat"], "Method not found"),
+        (["sh", "-c", "read x; kill -9 $$"], "Connection closed"),
+    ],
+)
+async def test_a_server_that_does_not_start_is_told(
+    tmp_path: Path, command: list[str], why: str
+) -> None:
     settings = {"servers": {"broken": {"command": command}}}
-    with pytest.raises(OperatorError, match=r"bridge\.servers\.broken cannot be used"):
+    told = rf"bridge\.servers\.broken cannot be used: .*{why}.*; see whether that is an MCP server"
+    with pytest.raises(OperatorError, match=told):
         async with run(tmp_path, {"broken": ["a"]}, settings=settings):
             pass
 
