@@ -109,6 +109,14 @@ def test_deleting_a_link_leaves_what_it_points_to(workspace: Path) -> None:
     assert (outside / "kept").exists()
 
 
+@pytest.mark.parametrize("target", ["/nowhere/file", "../gone/file", "file/below", "link"])
+def test_a_link_to_nothing_is_deleted_and_moved(workspace: Path, target: str) -> None:
+    (workspace / "file").touch()
+    (workspace / "link").symlink_to(target)
+    assert call("move", source="link", destination="moved")[0]["destination"] == "moved"
+    assert call("delete", path="moved")[0] == {"path": "moved", "kind": "link", "entries": 1}
+
+
 def test_a_directory_with_content_needs_recursive(workspace: Path) -> None:
     (workspace / "d/e").mkdir(parents=True)
     error = refused("delete", path="d")
