@@ -133,7 +133,12 @@ def list_directory(call: OperationCall) -> dict[str, Any]:
     budget, left = Budget(), LeftOut(path, "")
     wanted = is_no_draft if hidden else lambda each: not each.rpartition("/")[2].startswith(".")
     found = walk(open_directory(path), depth, budget, wanted, left.has)
-    rows = [row for row in map(_describe, found) if row]
+    rows = list[list[Any]]()
+    try:
+        with _time_limit(SECONDS):
+            rows.extend(filter(None, map(_describe, found)))
+    except TimeUp:
+        budget.spend()
     rows.sort(key=lambda row: row[0])
     sent = put_rows(
         call.stdout, ([relativize(join(path, row[0])), *row[1:]] for row in rows), limit
@@ -349,13 +354,12 @@ class LeftOut:
         self._known: dict[str, bool | None] = {"": False}
         # Paths below `base`, without what is in them.
         self.paths: list[str] = []
-        for name in re.finditer("/[^/]+", self.base):
-            self._known[self.base[: name.end()]] = self._look(self.base[: name.end()])
 
     def has(self, path: str) -> bool:
         """Return whether this path below `base` is left out."""
         path = f"{self.base}/{path}"
         if path not in self._known:
+            self._look_above()
             self._known[path] = self._look(path)
         return bool(self._known[path])
 
@@ -365,6 +369,12 @@ class LeftOut:
         paths = (f"{self.base}/{path}" for path in first)
         shown = [relativize(path) + "/" * os.path.isdir(path) for path in paths]
         return {"left_out": shown} if shown else {}
+
+    def _look_above(self) -> None:
+        # Not at first: rules of others may take long, and a caller sets a limit.
+        if self.base not in self._known:
+            for name in re.finditer("/[^/]+", self.base):
+                self._known[self.base[: name.end()]] = self._look(self.base[: name.end()])
 
     def _look(self, path: str) -> bool | None:
         folder, _, name = path.rpartition("/")
