@@ -1,6 +1,7 @@
 """The pure parts of the bubblewrap backend, with what this machine cannot show."""
 
 import errno
+import os
 import resource
 import struct
 from collections.abc import Mapping
@@ -178,6 +179,23 @@ def test_settings_that_usr_leads_to_are_shown_but_not_what_is_private(tmp_path: 
     assert found.bound == ("/etc/R", "/etc/aliases", "/etc/jdk", "/etc/php/cli")
     assert b"host" not in found.files["/etc/passwd"]
     assert "/etc/environment" not in found.files
+
+
+def test_an_etc_that_is_closed_or_huge_keeps_no_sandbox_from_starting(tmp_path: Path) -> None:
+    etc = tmp_path / "etc"
+    for name in ("fonts", "ssl/certs", "many"):
+        (etc / name).mkdir(parents=True)
+    (etc / "ssl").chmod(0o750)
+    for number in range(500):
+        (etc / f"many/{number}").touch(0o644)
+    os.mkfifo(etc / "many/fifo")
+    (tmp_path / "usr").mkdir()
+    (tmp_path / "usr/many").symlink_to(etc / "many")
+    fonts, *many = make_etc(7, 8, "none", etc).bound
+    assert fonts == "/etc/fonts"
+    assert 100 < len(many) < 400
+    assert {Path(path).parent for path in many} == {Path("/etc/many")}
+    assert "/etc/many/fifo" not in many
 
 
 MACHINE = host.KernelConfig(None, None, 15000, in_container=False)

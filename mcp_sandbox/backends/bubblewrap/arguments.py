@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from mcp_sandbox.backends.runner_copy import GITCONFIG, name_user
 from mcp_sandbox.models import OURS, Limits, Network, SandboxSpec
@@ -28,6 +28,8 @@ _COPIED = (
 )
 # Without certificates programs say so, even where it is the network that is missing.
 _BOUND = ("alternatives", "fonts", "ssl/certs", "pki/tls/certs", "pki/ca-trust/extracted")
+# Each is a mount, and bwrap takes at most 9,000 words.
+_MOST_SHOWN = 200
 # What programs look for without a link in /usr.
 _SETTINGS = ("ImageMagick-6", "ImageMagick-7", "ghostscript", "perl", "php", "xml")
 
@@ -212,10 +214,17 @@ def make_etc(uid: int, gid: int, network: Network, host: Path = Path("/etc")) ->
     # The variables of the host's users are not for a sandbox, nor the servers of its network.
     taken = {name.split("/")[0] for name in (*found, *_BOUND, "environment", "resolv.conf")}
     settings = _find_settings(host, host.stat().st_mtime_ns)
-    bound = [name for name in _BOUND if (host / name).is_dir()]
+    bound = [name for name in _BOUND if _is_open_to_all(host, name)]
     bound += [name for name in settings if name.split("/")[0] not in taken]
     files = {f"/etc/{name}": data for name, data in found.items()}
     return Etc(files, tuple(f"/etc/{name}" for name in bound))
+
+
+def _is_open_to_all(host: Path, name: str) -> bool:
+    with suppress(OSError):
+        entered = [host / each for each in (PurePath(name), *PurePath(name).parents)]
+        return entered[0].is_dir() and all(each.stat().st_mode & 0o1 for each in entered)
+    return False
 
 
 @lru_cache(maxsize=1)
@@ -224,7 +233,7 @@ def _find_settings(host: Path, _changed_ns: int) -> tuple[str, ...]:
     linked = _find_linked(str(host.parent / "usr"), f"{host}/")
     tops = [host / name for name in sorted({*_SETTINGS, *linked})]
     shown = [path for top in tops if not top.is_symlink() for path in _list_public(top)]
-    return tuple(str(path.relative_to(host)) for path in shown)
+    return tuple(str(path.relative_to(host)) for path in shown[:_MOST_SHOWN])
 
 
 def _find_linked(folder: str, etc: str, depth: int = 4) -> Iterator[str]:

@@ -167,7 +167,7 @@ class OperationCall:
 
     def wait_turn(self, *paths: str) -> None:
         """Wait until no other operation changes these files; others wait until this one ends."""
-        parts = [os.path.split(os.path.realpath(path)) for path in paths if self._turns >= 0]
+        parts = [os.path.split(path) for path in paths if self._turns >= 0]
         places = [(os.stat(folder), name) for folder, name in parts]
         # A name in a directory, as an edit puts another file there.
         keys = {crc32(os.fsencode(f"{at.st_dev} {at.st_ino} {name}")) for at, name in places}

@@ -67,8 +67,8 @@ def remove(path: str, own: int = 2) -> bool:
     return True
 
 
-def clear(_name: str, folder: int) -> None:
-    """Delete old files of the runner, or those over the total."""
+def clear(_name: str, folder: int) -> list[str]:
+    """Delete old files of the runner, or those over the total; return the names of the others."""
     total = 0
     oldest = time.time() - SECONDS
     files = []
@@ -79,10 +79,14 @@ def clear(_name: str, folder: int) -> None:
             if entry.is_file(follow_symlinks=False) and _is_ours(name) and name not in in_use:
                 status = entry.stat(follow_symlinks=False)
                 files.append((status.st_mtime, status.st_size, name))
+    left = []
     for modified, size, name in sorted(files, reverse=True):
         total += size
         if total > TOTAL or modified < oldest:
             os.unlink(name, dir_fd=folder)
+        else:
+            left.append(name)
+    return left
 
 
 def _is_ours(name: str) -> bool:
@@ -109,12 +113,9 @@ def take_over() -> None:
 
 
 def _move_all(folder: int) -> None:
-    clear("", folder)
-    with os.scandir(folder) as entries:
-        names = [each.name for each in entries if each.is_file(follow_symlinks=False)]
-    for name in filter(_is_ours, names):
-        # One of which the copy was cut off.
-        remove(base_of(name))
+    # Not all that is there: it may be more than a start may take, or the disk.
+    for name in clear("", folder):
+        remove(base_of(name))  # What an earlier start was killed in.
         with open(os.open(name, _OLD, dir_fd=folder), "rb") as file:
             found = os.fstat(file.fileno())
             with open(create(base_of(name)), "wb") as copy:

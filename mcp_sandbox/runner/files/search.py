@@ -352,13 +352,12 @@ class LeftOut:
         self._known: dict[str, bool | None] = {"": False}
         # Paths below `base`, without what is in them.
         self.paths: list[str] = []
-        for name in re.finditer("/[^/]+", self.base):
-            self._known[self.base[: name.end()]] = self._look(self.base[: name.end()])
 
     def has(self, path: str) -> bool:
         """Return whether this path below `base` is left out."""
         path = f"{self.base}/{path}"
         if path not in self._known:
+            self._look_above()
             self._known[path] = self._look(path)
         return bool(self._known[path])
 
@@ -367,6 +366,12 @@ class LeftOut:
         paths = sorted((join(self.base, p) for p in self.paths), key=lambda p: (p.count("/"), p))
         shown = [relativize(path) + "/" * os.path.isdir(path) for path in paths[:20]]
         return {"left_out": shown} if shown else {}
+
+    def _look_above(self) -> None:
+        # Not at first: rules of others may take long, and a caller sets a limit.
+        if self.base not in self._known:
+            for name in re.finditer("/[^/]+", self.base):
+                self._known[self.base[: name.end()]] = self._look(self.base[: name.end()])
 
     def _look(self, path: str) -> bool | None:
         folder, _, name = path.rpartition("/")

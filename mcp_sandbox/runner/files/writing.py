@@ -51,7 +51,7 @@ def write(call: OperationCall) -> dict[str, Any]:
     append = call.flag("append")
     parents = _make_parents(path)
     try:
-        call.wait_turn(path)
+        call.wait_turn(os.path.realpath(path))
         target, found = find_destination(path)
         if append:
             written = _append(target, call.body(), new=found is None)
@@ -202,7 +202,7 @@ def edit(call: OperationCall) -> dict[str, Any]:
     path = resolve(call.text("path"))
     body = take(call.body(), MAX_BODY)
     old_bytes = call.number("old_bytes", 0, high=len(body))
-    call.wait_turn(path)
+    call.wait_turn(os.path.realpath(path))
     content, before = _load(path)
     old, new = body[:old_bytes], body[old_bytes:]
     _require_difference(old, new)

@@ -15,6 +15,7 @@ import pytest
 from mcp_sandbox.runner.files.operations import OPS
 from mcp_sandbox.runner.wire.protocol import OpError
 
+_TURNS = os.memfd_create("turns")
 RUNNER = Path(__file__).parents[3] / "mcp_sandbox" / "runner"
 
 
@@ -30,7 +31,7 @@ def call(op: str, body: bytes = b"", **args: Any) -> tuple[dict[str, Any], bytes
     for thread in threads:
         thread.start()
     try:
-        result = OPS[op](args, stdin, stdout)
+        result = OPS[op](args, stdin, stdout, b"", _TURNS)
     finally:
         os.close(stdin)
         os.close(stdout)

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from mcp_sandbox.runner.files import kept
+from mcp_sandbox.runner.files.paths import KEPT
 from mcp_sandbox.runner.wire.protocol import OpError
 from tests.runner.files.bench import call, leftovers, make_deep, refused, rows, small_disk
 
@@ -107,6 +109,14 @@ def test_deleting_a_link_leaves_what_it_points_to(workspace: Path) -> None:
     assert call("delete", path="link")[0] == {"path": "link", "kind": "link", "entries": 1}
     assert call("delete", path="tree", recursive=True)[0]["entries"] == 3
     assert (outside / "kept").exists()
+
+
+@pytest.mark.parametrize("target", ["/nowhere/file", "../gone/file", "file/below", "link"])
+def test_a_link_to_nothing_is_deleted_and_moved(workspace: Path, target: str) -> None:
+    (workspace / "file").touch()
+    (workspace / "link").symlink_to(target)
+    assert call("move", source="link", destination="moved")[0]["destination"] == "moved"
+    assert call("delete", path="moved")[0] == {"path": "moved", "kind": "link", "entries": 1}
 
 
 def test_a_directory_with_content_needs_recursive(workspace: Path) -> None:
@@ -284,3 +294,27 @@ def try_to_move(source: str, target: str) -> bool:
             raise
         return False
     return True
+
+
+def test_what_is_taken_over_of_an_earlier_version_is_bounded_and_links_stop_nothing(
+    workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kept, "TOTAL", 100_000)
+    old, new = (folder / KEPT for folder in (workspace, workspace.parent / "home"))
+    for folder in (old, new):
+        folder.mkdir(parents=True)
+    for number in range(1500):
+        (old / f"{number:x}-0a1b2c.txt").touch()
+        os.truncate(old / f"{number:x}-0a1b2c.txt", 1000)
+    kept.take_over()
+    assert sum(path.stat().st_size for path in new.iterdir()) <= 100_000
+    for path in (*old.iterdir(), *new.iterdir()):
+        path.unlink()
+    (old / "1-0a1b2c.txt").symlink_to("/etc/passwd")
+    (old / "2-0a1b2c.txt").mkdir()
+    os.mkfifo(old / "3-0a1b2c.txt")
+    (old / "4-0a1b2c.txt").write_text("whole")
+    (new / "4-0a1b2c.txt").write_text("who")
+    kept.take_over()
+    assert [(path.name, path.read_text()) for path in new.iterdir()] == [("4-0a1b2c.txt", "whole")]
+    assert len([*old.iterdir()]) == 3

@@ -415,6 +415,22 @@ def test_a_catastrophic_pattern_ends_in_time(
     assert time.monotonic() - started < 8
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("path", [".", "a" * 200])
+def test_a_catastrophic_line_of_gitignore_ends_in_time(
+    workspace: Path, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    monkeypatch.setattr(search, "SECONDS", 1.0)
+    make(workspace, "a" * 200 + "/below/file")
+    (workspace / ".gitignore").write_text("*a" * 12 + "b\n")
+    for op, given in (
+        ("list", {"depth": 2}),
+        ("glob", {"pattern": "*"}),
+        ("grep", {"pattern": "x"}),
+    ):
+        assert call(op, path=path, **given)[0]["truncated"] is True
+
+
 WORDS = ["alpha", "Beta", "gamma_1", "délta", "x = 1;", "", "  tab\there", "foo(bar)", "\r"]
 PATTERNS = ["a", r"\bfoo\b", r"\w+_\d", "^$", "^x", r"here$", "é", "(?i)beta", r"[^a-z\s]", "1;$"]
 GLOBS = [None, "*.py", "src/**", "**/t*", "{a,src}/*", "/top.py", "?*.py", "[st]*", "!*.md", "sub/"]
