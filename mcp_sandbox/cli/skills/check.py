@@ -419,12 +419,8 @@ def try_out(
         for each in outcomes
     ]
     nothing = "nothing to run: put tests into tests/, such as tests/test_it.py or tests/it.sh"
-    columns = ("", "kind", "example", "ms", "why")
-    tell(
-        found,
-        table(*columns, rows=map(_outcome_row, outcomes)) if outcomes else nothing,
-        as_json=as_json,
-    )
+    output = table("", "kind", "example", "ms", "why", rows=map(_outcome_row, outcomes))
+    tell(found, output, as_json=as_json, none=nothing)
     if outcomes and not as_json:
         passed = sum(each.verdict == "passed" for each in outcomes)
         print(f"{passed} passed, {failed} failed, {len(outcomes) - passed - failed} skipped")
