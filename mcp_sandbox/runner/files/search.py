@@ -433,10 +433,10 @@ def normalize(pattern: str, base: str) -> str:
         raise _bad(pattern, f"it must have 1 to {MAX_GLOB} characters, not only slashes, few stars")
     if ".." in glob.split("/"):
         raise _bad(pattern, "'..' matches nothing: give the directory as path instead")
-    return as_name(glob) if os.path.lexists(join(base, glob.lstrip("/"))) else glob
+    return escape_brackets(glob) if os.path.lexists(join(base, glob.lstrip("/"))) else glob
 
 
-def as_name(glob: str) -> str:
+def escape_brackets(glob: str) -> str:
     """Return the glob with `[`, `]`, `{` and `}` as plain characters."""
     return re.sub(r"(?s)\\.|[\[\]{}]", lambda char: char[0].rjust(2, "\\"), glob)
 
@@ -446,7 +446,7 @@ def compile_glob(glob: str) -> Callable[[str], bool]:
     turned = glob.startswith("!")
     body = glob[1:] if turned else glob
     body = body.lstrip("/") if "/" in body else f"**/{body}"
-    expressions = map(_translated, dict.fromkeys((body, as_name(body))))
+    expressions = map(_translated, dict.fromkeys((body, escape_brackets(body))))
     try:
         matches = re.compile("|".join(expressions), re.DOTALL).fullmatch
     except (re.error, OverflowError, RecursionError) as exc:
@@ -510,7 +510,7 @@ def _arguments(query: Query) -> list[str]:
     if query.only:
         flags += ["--max-depth=1", f"--glob=/{query.only}"]
     elif query.glob:
-        flags += [f"--glob={each}" for each in {query.glob, as_name(query.glob)}]
+        flags += [f"--glob={each}" for each in {query.glob, escape_brackets(query.glob)}]
     if not query.only:
         flags += [f"--glob=!{TEMPORARY}*", *_unentered(query)]
     return [*flags, f"--regexp={query.pattern.pattern}", "--", "./"]
