@@ -130,7 +130,7 @@ def shutdown(
     try:
         has_chats = ask_daemon(path, "status")["sandboxes"]
     except NoDaemon:
-        if not (everything and (running := _mean(None, True, "sandbox"))):
+        if not (everything and (running := _pick_chats(None, True, "sandbox"))):
             raise
         stop(running)
         return
@@ -148,7 +148,7 @@ def shutdown(
     print(f"the daemon (pid {shut_down(path, timeout_s=timeout)}) has ended")
 
 
-def _mean(chats: list[str] | None, everything: bool, having: str) -> list[str]:
+def _pick_chats(chats: list[str] | None, everything: bool, having: str) -> list[str]:
     """Return the chats that are named, each known, or all of this server that have something."""
     if bool(chats) == everything:
         raise typer.BadParameter("name chats, or give --all")
@@ -216,7 +216,7 @@ def ls(
 
 def stop(chats: Chats = None, everything: Everything = False, force: Force = False) -> None:
     """End the sandboxes of chats with all that runs in them; their files stay."""
-    for name in _mean(chats, everything, "sandbox"):
+    for name in _pick_chats(chats, everything, "sandbox"):
         done = answer("stop", {"chat": name, "force": force})
         what = "its sandbox has ended" if done["stopped"] else "it had no sandbox"
         print(f"{name}: {what}; its files stay")
@@ -239,7 +239,7 @@ def resume(chat: Chat) -> None:
 
 def rm(chats: Chats = None, everything: Everything = False, yes: Yes = False) -> None:
     """Remove chats: end their sandboxes, and move their files to the trash for a day."""
-    names = _mean(chats, everything, "chat")
+    names = _pick_chats(chats, everything, "chat")
     question = f"Remove {', '.join(names)} with all files?"
     agreed(yes or not names, question, "nothing was removed; --yes removes without asking")
     for name in names:

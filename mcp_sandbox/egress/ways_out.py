@@ -239,7 +239,8 @@ class WaysOut:
         with ours:
             with theirs:
                 process = await _start(theirs)
-            await self._hear(process, Link(ours, self._told, self._answer), trusted)
+            link = Link(ours, self._told, lambda said: self._ways[said["n"]].asked(said))
+            await self._hear(process, link, trusted)
         logger.warning(
             "the process of the ways out ended (%s): its open connections are lost, and it is "
             "started again",
@@ -298,9 +299,6 @@ class WaysOut:
         else:
             for each in files:
                 each.close()
-
-    async def _answer(self, said: JsonObject) -> JsonObject:
-        return await self._ways[said["n"]].asked(said)
 
 
 class Door:

@@ -114,7 +114,7 @@ class Cleaner:
     async def collect(self, *, dry_run: bool = False, watched_s: float = 0.0) -> GcReport:
         """Remove what is due and was watched for `watched_s`; with `dry_run` only report it."""
         seen = await self._look()
-        items = await self._end_left(seen, dry_run)
+        items = await self.end_left(seen, dry_run)
         in_use = {*await self._in_use(), *seen.unsaved, *await self._used_elsewhere(seen.chats)}
         keep_s = self._settings.workspace.retention
         found = list_due_chats(seen.chats, keep_s=keep_s, in_use=in_use, watched_s=watched_s)
@@ -123,10 +123,6 @@ class Cleaner:
                 items += await self._take(one, seen, dry_run)
         items += await self._empty_trash(seen, watched_s, dry_run)
         return GcReport(dry_run, tuple(items))
-
-    async def end_left(self) -> None:
-        """End what a server that is gone has left: paused for long, or of chats without files."""
-        await self._end_left(await self._look(), dry_run=False)
 
     async def _look(self) -> _Seen:
         now = self.ledger.clock()
@@ -217,8 +213,9 @@ class Cleaner:
         found = await list_chat_sandboxes(self._backend)
         return {*self._own(), *(chat for chat, info in found if info.state != rests)}
 
-    async def _end_left(self, seen: _Seen, dry_run: bool) -> list[GcItem]:
-        items: list[GcItem] = []
+    async def end_left(self, seen: _Seen | None = None, dry_run: bool = False) -> list[GcItem]:
+        """End what a server that is gone has left: paused for long, or of chats without files."""
+        seen, items = seen or await self._look(), list[GcItem]()
         paused_s = self._settings.sessions.remove_after
         for chat, info in await list_chat_sandboxes(self._backend):
             age = seen.chats.get(chat)

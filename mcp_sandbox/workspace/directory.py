@@ -39,7 +39,7 @@ from anyio import from_thread, to_thread
 from mcp_sandbox.config import WorkspaceConfig
 from mcp_sandbox.durable import closing_fd, read_note, write_note
 from mcp_sandbox.errors import InvalidArgument, StorageUnavailable
-from mcp_sandbox.models import SKILLS, ChatId, Mount
+from mcp_sandbox.models import HOME, SKILLS, ChatId, Mount
 from mcp_sandbox.workspace import layout, meter
 from mcp_sandbox.workspace.beneath import (
     create_file,
@@ -258,7 +258,7 @@ class ChatDirectories:
         """Return the mounts by which a sandbox sees them."""
         if not self.mounted:
             return ()
-        home = Mount(self.home, "/home/sandbox")
+        home = Mount(self.home, HOME)
         return Mount(self.workspace, "/workspace"), home, *self.aliases, *self.skills
 
 

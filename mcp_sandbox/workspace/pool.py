@@ -87,7 +87,8 @@ class PoolFolder:
     async def aclose(self) -> None:
         """Remove the folder with all that is in it; no sandbox may be running on it."""
         if self._lock is not None:
-            await to_thread.run_sync(self._close, self._lock, limiter=self._limiter)
+            await to_thread.run_sync(self._destroy, self._name, limiter=self._limiter)
+            unlock(self._lock)
             self._lock = None
 
     async def prepare(self) -> WarmTrees:
@@ -103,7 +104,7 @@ class PoolFolder:
 
     async def discard(self, warm: WarmTrees) -> None:
         """Delete the trees, or what is left of them; no sandbox may be running on them."""
-        await to_thread.run_sync(self._discard, warm, limiter=self._limiter)
+        await to_thread.run_sync(self._destroy, warm.label, limiter=self._limiter)
 
     def abandoned(self) -> frozenset[str]:
         """Return the killed processes whose folders are left. Blocks, as the next two."""
@@ -127,7 +128,7 @@ class PoolFolder:
             taken = _lock(layout.enter(stack, sandbox, "pool", process))
             if taken is not None:
                 stack.callback(unlock, taken)
-                _destroy(sandbox, process)
+                self._destroy(process)
 
     def _open(self) -> None:
         with layout.sandbox_directory(self._data_root) as sandbox, ExitStack() as stack:
@@ -145,11 +146,6 @@ class PoolFolder:
             f"what is made in {self._data_root}/sandbox/pool disappears at once: end the program "
             "that deletes it, then start again"
         )
-
-    def _close(self, taken: int) -> None:
-        with layout.sandbox_directory(self._data_root) as sandbox:
-            _destroy(sandbox, self._name)
-        unlock(taken)
 
     def _prepare(self) -> WarmTrees:
         label = f"{self._name}/{secrets.token_hex(8)}"
@@ -191,9 +187,12 @@ class PoolFolder:
                 user = layout.enter(stack, sandbox, kind, chat.user)
                 rename_new(folder, kind.encode(), user, tree_name(chat))
 
-    def _discard(self, warm: WarmTrees) -> None:
-        with layout.sandbox_directory(self._data_root) as sandbox:
-            _destroy(sandbox, warm.label)
+    def _destroy(self, path: str) -> None:
+        above, _, name = path.rpartition("/")
+        with layout.sandbox_directory(self._data_root) as sandbox, ExitStack() as stack:
+            parent = layout.enter(stack, sandbox, "pool", *above.split())
+            trash = layout.enter(stack, sandbox, "trash")
+            directory.destroy(trash, parent, name.encode(), time.time())
 
 
 def _is_free(pool: int, process: str) -> bool:
@@ -210,10 +209,3 @@ def _lock(folder: int) -> int | None:
     with suppress(FileNotFoundError):
         return lock("lock", wait=False, dir_fd=folder)
     return None
-
-
-def _destroy(sandbox: int, path: str) -> None:
-    above, _, name = path.rpartition("/")
-    with ExitStack() as stack:
-        parent = layout.enter(stack, sandbox, "pool", *above.split())
-        directory.destroy(layout.enter(stack, sandbox, "trash"), parent, name.encode(), time.time())

@@ -218,7 +218,9 @@ class KubernetesBackend:
             else:
                 return sandbox
         if not self.renderer.in_pod:
-            return await self._start_again(sandbox)
+            # A new pod starts on the volume.
+            await self._begin_in_time(sandbox, partial(self._ask_for_pod, sandbox), self.pause)
+            return sandbox
         # Its files were nowhere else.
         raise make_gone_error(sandbox_id)
 
@@ -229,11 +231,6 @@ class KubernetesBackend:
             await (await self._begin(pod, looks)).connect(b"", _REACH_S)
             return True
         return False
-
-    async def _start_again(self, sandbox: KubernetesSandbox) -> KubernetesSandbox:
-        """Start a new pod on the volume of a sandbox."""
-        await self._begin_in_time(sandbox, partial(self._ask_for_pod, sandbox), self.pause)
-        return sandbox
 
     async def _ask_for_pod(self, sandbox: KubernetesSandbox) -> bool:
         name, space = sandbox.id, self.space

@@ -9,10 +9,9 @@ import stat
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 from urllib.parse import quote
 
 import anyio
@@ -39,7 +38,7 @@ from mcp_sandbox.config import Config
 from mcp_sandbox.durable import write_file
 from mcp_sandbox.errors import Busy, SandboxError, TooLarge, UnusableSkill
 from mcp_sandbox.skills import skill as models
-from mcp_sandbox.skills.catalogue import Catalogue
+from mcp_sandbox.skills.catalogue import Catalogue, cut_short
 from mcp_sandbox.skills.contents import digest_of, kind_of, open_folder, read_whole
 from mcp_sandbox.skills.skill import (
     DOCUMENT,
@@ -156,14 +155,6 @@ def find_lacking_for(
         return {}
 
 
-class Format(StrEnum):
-    """How results are printed."""
-
-    TABLE = "table"
-    JSON = "json"
-    SARIF = "sarif"
-
-
 def list_skills(
     query: Annotated[
         str | None, typer.Argument(metavar="QUERY", help="Words to look for.", show_default=False)
@@ -236,9 +227,7 @@ def _facts(skill: models.Skill) -> dict[str, object]:
 def _table(skills: tuple[models.Skill, ...]) -> Table:
     rows = []
     for skill in skills:
-        about = skill.front.description
-        about = about if len(about) <= _DESCRIPTION_SHOWN else f"{about[:_DESCRIPTION_SHOWN]}…"
-        name = safe(skill.name)
+        name, about = safe(skill.name), cut_short(skill.front.description, _DESCRIPTION_SHOWN)
         if skill.shadowed_by is not None:
             name = Text.assemble((f"{skill.root}/", "dim"), name, (" (shadowed)", "dim"))
         rows.append((name, skill.root, safe(about)))
@@ -251,8 +240,9 @@ def validate(
         bool, flag("Refuse what the reference tool does (extra `strict`).", "--strict")
     ] = False,
     format_: Annotated[
-        Format, typer.Option("--format", help="table, json, or sarif for code hosts.")
-    ] = Format.TABLE,
+        Literal["table", "json", "sarif"],
+        typer.Option("--format", help="table, json, or sarif for code hosts."),
+    ] = "table",
 ) -> None:
     """Say what is wrong with skills; it fails if one cannot be used, or is not strictly valid."""
     from mcp_sandbox.skills.validate import examine
@@ -260,11 +250,11 @@ def validate(
     examined = [examine(folder, strictly=strict) for folder in skill_folders(paths)]
     rows = [(each.name, each.folder, one) for each in examined for one in each.diagnostics]
     faulty = sum(each.faulty for each in examined)
-    if format_ is Format.SARIF:
+    if format_ == "sarif":
         print(json.dumps(sarif(((row[1], row[2]) for row in rows), __version__, Path.cwd())))
     else:
-        _print(rows, as_json=format_ is Format.JSON)
-    if format_ is Format.TABLE:
+        _print(rows, as_json=format_ == "json")
+    if format_ == "table":
         count = counted(len(examined), "skill")
         bad = "not strictly valid" if strict else "cannot be used"
         print(f"{count}: {f'{faulty} {bad}' if faulty else 'fine' if not rows else 'usable'}")
@@ -419,12 +409,8 @@ def try_out(
         for each in outcomes
     ]
     nothing = "nothing to run: put tests into tests/, such as tests/test_it.py or tests/it.sh"
-    columns = ("", "kind", "example", "ms", "why")
-    tell(
-        found,
-        table(*columns, rows=map(_outcome_row, outcomes)) if outcomes else nothing,
-        as_json=as_json,
-    )
+    output = table("", "kind", "example", "ms", "why", rows=map(_outcome_row, outcomes))
+    tell(found, output, as_json=as_json, none=nothing)
     if outcomes and not as_json:
         passed = sum(each.verdict == "passed" for each in outcomes)
         print(f"{passed} passed, {failed} failed, {len(outcomes) - passed - failed} skipped")

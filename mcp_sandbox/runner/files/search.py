@@ -90,16 +90,13 @@ def glob(call: OperationCall) -> dict[str, Any]:
     limit = call.number("limit", 500, low=1, high=MAX_LIMIT)
     budget, left = Budget(), LeftOut(base, pattern)
     found, folder = list[tuple[int, str]](), ""
-    try:
-        with _time_limit(SECONDS):
-            for path, entry in _find(left, pattern, budget):
-                if entry.is_dir(follow_symlinks=False):
-                    folder = folder or path
-                    continue
-                with suppress(OSError):
-                    found.append((entry.stat(follow_symlinks=False).st_mtime_ns, path))
-    except TimeUp:
-        budget.spend()
+    with _time_limit(SECONDS, budget):
+        for path, entry in _find(left, pattern, budget):
+            if entry.is_dir(follow_symlinks=False):
+                folder = folder or path
+                continue
+            with suppress(OSError):
+                found.append((entry.stat(follow_symlinks=False).st_mtime_ns, path))
     found.sort(key=lambda row: (-row[0], row[1]))
     sent = put_rows(call.stdout, (relativize(join(base, path)) for _, path in found), limit)
     hint = "" if found else _explain_glob(base, pattern, folder)
@@ -134,11 +131,8 @@ def list_directory(call: OperationCall) -> dict[str, Any]:
     wanted = is_no_draft if hidden else lambda each: not each.rpartition("/")[2].startswith(".")
     found = walk(open_directory(path), depth, budget, wanted, left.has)
     rows: dict[str, list[Any]] = {}
-    try:
-        with _time_limit(SECONDS):
-            rows.update((row[0], row[1:]) for row in map(_describe, found) if row)
-    except TimeUp:
-        budget.spend()
+    with _time_limit(SECONDS, budget):
+        rows.update((row[0], row[1:]) for row in map(_describe, found) if row)
     shown = ([relativize(join(path, name)), *facts] for name, facts in sorted(rows.items()))
     sent = put_rows(call.stdout, shown, limit)
     truncated = budget.cut or len(rows) > sent
@@ -158,15 +152,13 @@ def _describe(found: tuple[str, os.DirEntry[str], int]) -> list[Any] | None:
 
 def grep(call: OperationCall) -> dict[str, Any]:
     """Send `file:line:text` of the lines that a regular expression matches, by path and line."""
-    query, hint = _query(call), ""
+    query, hint, budget = _query(call), "", Budget()
     found = MatchOutput(query.limit, query.context)
-    try:
-        with _time_limit(SECONDS):
-            search(query, found)
-    except TimeUp:
-        found.truncated = True
+    with _time_limit(SECONDS, budget):
+        search(query, found)
+    found.truncated |= budget.cut
     put(call.stdout, found.body())
-    with suppress(TimeUp), _time_limit(SECONDS / 4):
+    with _time_limit(SECONDS / 4, budget):
         hint = "" if found.matches or found.truncated else _explain_nothing(query)
     counts = {"matches": found.matches, "files": found.files}
     return {**counts, "truncated": found.truncated, "hint": hint, **query.left.tell()}
@@ -218,15 +210,18 @@ def _ring(_signum: int, _frame: FrameType | None) -> None:
 
 
 @contextmanager
-def _time_limit(seconds: float) -> Iterator[None]:
-    """Raise TimeUp in the `with` block when that takes longer. For the main thread only."""
+def _time_limit(seconds: float, budget: Budget) -> Iterator[None]:
+    """End the `with` block when it takes longer: `budget` is spent. For the main thread only."""
     before = signal.signal(signal.SIGALRM, _ring)
     signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+    except TimeUp:
+        budget.spend()
 
 
 class Query(NamedTuple):
@@ -443,10 +438,10 @@ def normalize(pattern: str, base: str) -> str:
         raise _bad(pattern, f"it must have 1 to {MAX_GLOB} characters, not only slashes, few stars")
     if ".." in glob.split("/"):
         raise _bad(pattern, "'..' matches nothing: give the directory as path instead")
-    return as_name(glob) if os.path.lexists(join(base, glob.lstrip("/"))) else glob
+    return escape_brackets(glob) if os.path.lexists(join(base, glob.lstrip("/"))) else glob
 
 
-def as_name(glob: str) -> str:
+def escape_brackets(glob: str) -> str:
     """Return the glob with `[`, `]`, `{` and `}` as plain characters."""
     return re.sub(r"(?s)\\.|[\[\]{}]", lambda char: char[0].rjust(2, "\\"), glob)
 
@@ -456,7 +451,7 @@ def compile_glob(glob: str) -> Callable[[str], bool]:
     turned = glob.startswith("!")
     body = glob[1:] if turned else glob
     body = body.lstrip("/") if "/" in body else f"**/{body}"
-    expressions = map(_translated, dict.fromkeys((body, as_name(body))))
+    expressions = map(_translated, dict.fromkeys((body, escape_brackets(body))))
     try:
         matches = re.compile("|".join(expressions), re.DOTALL).fullmatch
     except (re.error, OverflowError, RecursionError) as exc:
@@ -520,7 +515,7 @@ def _arguments(query: Query) -> list[str]:
     if query.only:
         flags += ["--max-depth=1", f"--glob=/{query.only}"]
     elif query.glob:
-        flags += [f"--glob={each}" for each in {query.glob, as_name(query.glob)}]
+        flags += [f"--glob={each}" for each in {query.glob, escape_brackets(query.glob)}]
     if not query.only:
         flags += [f"--glob=!{TEMPORARY}*", *_unentered(query)]
     return [*flags, f"--regexp={query.pattern.pattern}", "--", "./"]

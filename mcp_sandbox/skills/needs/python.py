@@ -160,7 +160,7 @@ class _Calls:
             **dict.fromkeys(_ARGV, self._argv),
             **dict.fromkeys(_SHELL, self._shell),
             **dict.fromkeys(("import_module", "__import__"), self._import),
-            "which": self._which,
+            "which": lambda tokens, at: self._asked.add(_literal(tokens, at)),
             "open": self._open,
         }
 
@@ -213,9 +213,6 @@ class _Calls:
 
     def _shell(self, tokens: tuple[Token, ...], at: int) -> None:
         self._uses.embed("shell", _literal(tokens, at))
-
-    def _which(self, tokens: tuple[Token, ...], at: int) -> None:
-        self._asked.add(_literal(tokens, at))
 
     def _import(self, tokens: tuple[Token, ...], at: int) -> None:
         if re.fullmatch(r"[A-Za-z_]\w*", module := _literal(tokens, at)):
