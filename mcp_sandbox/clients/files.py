@@ -49,6 +49,7 @@ _OURS = frozenset({"type", "command", "args", "url", "headers"})
 # Beside strings, which stay: comments, and the byte-order mark with which some editors begin.
 _COMMENT = re.compile(r'("(?:[^"\\]|\\.)*")|//[^\n]*|/\*.*?\*/|^\ufeff', re.DOTALL)
 _LAST_COMMA = re.compile(r'("(?:[^"\\]|\\.)*")|,(?=\s*[}\]])', re.DOTALL)
+_TOKEN = re.compile(r'"((?:[^"\\]|\\.)*)"(\s*:\s*)?|[{}\[\]]')
 
 
 @dataclass(frozen=True)
@@ -329,7 +330,8 @@ def _edits(text: str, section: str, entry: Entry | None) -> Iterator[str]:
         lines = json.dumps(value, indent=indent or None, ensure_ascii=text.isascii())
         return lines.replace("\n", end + indent * depth)
 
-    for found in re.finditer(rf'"({NAME}|{section})"\s*:\s*', plain):
+    keys = [*_find_keys(plain, (section, NAME))]
+    for found in keys:
         with contextlib.suppress(ValueError):
             _, after = json.JSONDecoder().raw_decode(plain, found.end())
             head, rest = text[: found.start()], text[after:]
@@ -337,12 +339,22 @@ def _edits(text: str, section: str, entry: Entry | None) -> Iterator[str]:
                 yield text[: found.end()] + show(entry, 2) + rest
             yield head + rest.partition(",")[2].lstrip()
             yield head.rstrip().removesuffix(",") + rest
-    into = [(at.end(), NAME, entry, 2) for at in re.finditer(rf'"{section}"\s*:\s*{{', plain)]
+    sections = (at.end() for at in keys if at[1] == section and plain.startswith("{", at.end()))
+    into = [(at + 1, NAME, entry, 2) for at in sections]
     for at, name, value, depth in (*into, (plain.index("{") + 1, section, {NAME: entry}, 1)):
         line, rest = (end + indent * depth if indent else ""), text[at:]
         new = f'{text[:at]}{line}"{name}": {show(value, depth)}'
         yield new + line.removesuffix(indent) + rest.lstrip()
         yield f"{new},{'' if line else ' '}{rest}"
+
+
+def _find_keys(plain: str, names: tuple[str, str]) -> Iterator[re.Match[str]]:
+    """Yield where these are keys of the document, or of an object in it: deeper ones are many."""
+    depth = 0
+    for found in _TOKEN.finditer(plain):
+        depth += (found[0] in "{[") - (found[0] in "}]")
+        if found[2] and found[1] in names and depth <= len(names):
+            yield found
 
 
 def _follow_links(path: Path) -> Path:

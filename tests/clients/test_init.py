@@ -4,6 +4,7 @@ import json
 import os
 import re
 import stat
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,18 @@ def test_claude_is_connected_for_all_projects_in_its_own_settings(
     monkeypatch.setenv("CLAUDE_CONFIG_DIR", str(project.parent))
     assert init("claude", "--user", "--yes").exit_code == 0
     assert entry(project.parent / ".claude.json")["type"] == "stdio"
+
+
+def test_settings_with_many_projects_get_the_entry_in_no_time(init: Init, project: Path) -> None:
+    one = {"history": ["x" * 80] * 40, "mcpServers": {"sandbox": {"command": "x"}}}
+    projects = {f"/project/{number}": one for number in range(100)}
+    settings = project.parent / "home" / ".claude.json"
+    settings.write_text(json.dumps({"projects": projects, "mcpServers": {}}, indent=2))
+    started = time.process_time()
+    assert init("claude", "--user", "--yes").exit_code == 0
+    assert time.process_time() - started < 5
+    assert entry(settings)["type"] == "stdio"
+    assert json.loads(settings.read_text())["projects"] == projects
 
 
 def test_the_inspector_finds_the_server_in_its_list(init: Init, project: Path) -> None:
