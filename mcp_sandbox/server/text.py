@@ -57,17 +57,17 @@ def count_overwritten(text: str) -> int:
 
 def _split_rows(text: str) -> Iterable[list[str]]:
     text = _TERMINAL.sub("", _ERASED.sub("\r\x18", _RETURN.sub("\r", text)))
-    text = "\n".join(_go_back(line) if "\b" in line else line for line in text.split("\n"))
+    text = re.sub(r"[^\r\n]+", lambda row: _go_back(row[0]) if "\b" in row[0] else row[0], text)
     return (line.rstrip("\r").split("\r") for line in text.split("\n"))
 
 
-def _go_back(line: str) -> str:
-    kept = list[str]()
-    for char in line:
-        if char != "\b":
-            kept.append(char)
-        elif kept and kept[-1] != "\r":
-            kept.pop()
+def _go_back(row: str) -> str:
+    kept, at = list[str](), 0
+    for char in row:
+        if char == "\b":
+            at = max(0, at - 1)
+        else:
+            kept[at : at + 1], at = char, at + 1
     return "".join(kept)
 
 

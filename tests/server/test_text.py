@@ -81,7 +81,8 @@ def test_shown_and_shortened_text_fits_and_can_be_sent(text: str, limit: int) ->
         ("\x1b]133;A\x07$ \x1b)0\x1b7\x1b8\x1b=\x1b>", "$ "),
         ("\x1b]0;no end\nx", "␛]0;no end\nx"),
         ("N\bNA\bAME _\bu \b\b|\b/\b-\b100%", "NAME 100%"),
-        ("\bwait...\b\b\b done\nab\b\b\b\bc", "wait done\nc"),
+        ("\bwait...\b\b\b done\nab\b\b\b\bc", "wait done\ncb"),
+        ("shown\b\b\b\b\b\nrm -rf x\b\rok", "shown\nrm -rf x\nok"),
         (
             "a\n(node:7) [UNDICI-EHPA] Warning: EnvHttpProxyAgent is experimental.\n"
             "(Use `node --trace-warnings ...` to show where the warning was created)\nb",
