@@ -422,7 +422,7 @@ class Workspaces:
     def _take_back(self, item: TrashItem, chat: ChatId) -> None:
         with layout.sandbox_directory(self.data_root) as sandbox, ExitStack() as stack:
             bin_ = layout.enter(stack, sandbox, "trash")
-            place = layout.enter(stack, bin_, item.name)
+            stack.callback(os.close, place := open_directory(bin_, item.name.encode()))
             if item.chat != chat:
                 # The chat that they were of may have others: no two chats have one user.
                 with self.users.new(sandbox) as own:

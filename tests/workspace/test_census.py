@@ -7,7 +7,7 @@ import anyio
 import pytest
 
 from mcp_sandbox.config import WorkspaceConfig
-from mcp_sandbox.errors import WorkspaceFull
+from mcp_sandbox.errors import StorageUnavailable, WorkspaceFull
 from mcp_sandbox.models import ChatId
 from mcp_sandbox.workspace.directory import UserTotals, Workspaces
 from mcp_sandbox.workspace.meter import TreeUsage
@@ -52,6 +52,9 @@ async def test_a_removed_chat_is_in_the_trash_and_makes_no_new_trees(tmp_path: P
     assert await workspaces.empty_trash(is_due=lambda name: False) == ((), ())
     assert kept.exists()
     assert await workspaces.empty_trash(is_due=lambda name: True) == ((item.name,), ())
+    with pytest.raises(StorageUnavailable, match=item.name):
+        await workspaces.take_back(item, A)
+    assert not kept.exists()
 
 
 async def test_the_chats_of_a_user_share_the_quota(tmp_path: Path) -> None:
