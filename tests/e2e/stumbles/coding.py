@@ -120,15 +120,7 @@ _MODULE = "export const area = (side) => side * side;\n"
 NATIVE = (
     Step("write_file", {"path": "c/hello.c", "content": _HELLO}, ["hello.c"]),
     Step("write_file", {"path": "c/Makefile", "content": "hello: hello.c\n\tcc -o $@ $<\n"}),
-    Step("exec", {"command": "make && ./hello", "cwd": "c"}, ["hello from C"], only="bubblewrap"),
-    # The image has no compiler: its absence is all that there is to be said.
-    Step(
-        "exec",
-        {"command": "gcc hello.c", "cwd": "c"},
-        ["gcc: command not found", "exit code 127"],
-        ["network", "did you mean"],
-        only="docker",
-    ),
+    run("make && ./hello", "hello from C", cwd="c"),
     Step(
         "run_code",
         {"code": "int main() {}", "language": "c"},

@@ -16,7 +16,7 @@ _SLOW_S = 30.0
 # Never right: terminal codes and overwritten lines, Node's own files, what repeats our insides.
 _NEVER = {
     r"\x1b|\\x1b|\\e\[|\[\d+(;\d+)*m": "terminal codes",
-    r"\r|\\r|\^M": "a carriage return",
+    r"\r|(?<!tr ')\\r|\^M": "a carriage return",
     r"(^.*node:internal.*\n?){3}": "Node's internals",
     r"validation error|pydantic|type=\w+_error": "words of a library",
     r"^\[the file is empty\]": "a file that is not empty is called so",

@@ -65,8 +65,9 @@ OUTPUT = (
     Step("run_code", {"code": _LOG}, ["left out", "read_file|tail -c"]),
     Step("run_code", {"code": "print('a' * 300_000)"}, ["left out", "tail -c"]),
     Step("exec", suggested("tail"), ["aaaa"]),
-    Step("run_code", {"code": _BAR}, ["done", "100%"], [" 50%"]),
-    run("printf '\\033[31mred\\033[0m\\n'; printf 'one\\rtwo\\n'", "^red$", "^two$", never=["one"]),
+    Step("run_code", {"code": _BAR}, ["done", "100%", r"\\r"], [" 50%"]),
+    run("printf '\\033[31mred\\033[0m\\n'; printf 'one\\rtwo\\n'", "^red$", "^one$", "^two$"),
+    run("printf 'load 1\\rload 2\\n'", "^load 2$", "1 line left out", r"\\r", never=["load 1"]),
     Step(
         "exec",
         {"command": "for n in 1 2 3; do echo tick $n; done; sleep 60", "timeout_s": 2},
