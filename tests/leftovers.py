@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import docker
-from docker.errors import DockerException, NotFound
+from docker.errors import APIError, DockerException
 
 
 def remove(base: Path, *, grace_s: float = 5.0) -> list[str]:
@@ -58,8 +58,10 @@ def _remove_container(name: str) -> None:
     assert engine is not None
     try:
         engine.containers.get(name).remove(force=True)
-    except NotFound:
-        return
+    except APIError as exc:
+        # It is gone, or another is removing it.
+        if exc.status_code not in (404, 409):
+            raise
     finally:
         engine.close()
 

@@ -120,7 +120,7 @@ def _led(function: Callable[..., None], leads: Iterable[str]) -> Callable[..., N
 
     @wraps(function, assigned=("__name__", "__doc__"))
     def command(**options: Any) -> None:  # noqa: ANN401
-        paths = {name: path.absolute() for name in names if (path := options.pop(name))}
+        paths = {name: path.absolute() for name in names if (path := options.pop(name, None))}
         told.set(paths)
         with having_variables({LEADS[name][0]: str(path) for name, path in paths.items()}):
             function(**options)

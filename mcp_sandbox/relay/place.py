@@ -195,15 +195,16 @@ def default_socket() -> str:
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
     folder = os.path.join(runtime, STATE) if runtime.startswith("/") else state_folder()
     root = os.path.normpath(os.path.expanduser(os.environ.get("MCP_SANDBOX_DATA_DIR", "")))
-    usual = root in (".", base_folder("XDG_DATA_HOME", ".local/share"))
-    is_long = len(os.fsencode(folder)) + len("/mcp-01234567.sock") > LONGEST_PATH
-    if usual and not is_long:
-        return os.path.join(folder, "mcp.sock")
+    usual = os.path.join(folder, "mcp.sock")
+    is_usual = root in (".", base_folder("XDG_DATA_HOME", ".local/share"))
+    if is_usual and len(os.fsencode(usual)) <= LONGEST_PATH:
+        return usual
     from binascii import crc32
 
-    digest = crc32(os.fsencode(root + folder * is_long))
-    folder = f"/tmp/{STATE}-{os.geteuid()}" if is_long else folder
-    return os.path.join(folder, f"mcp-{digest:08x}.sock")
+    path = os.path.join(folder, f"mcp-{crc32(os.fsencode(root)):08x}.sock")
+    if not is_usual and len(os.fsencode(path)) <= LONGEST_PATH:
+        return path
+    return f"/tmp/{STATE}-{os.geteuid()}/mcp-{crc32(os.fsencode(root + folder)):08x}.sock"
 
 
 def _variables_file(socket: str) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 import anyio
 
 from mcp_sandbox.config import DockerConfig
+from mcp_sandbox.config.environment import default_socket, having_variables
 from tests.daemon.http import Served, serving
 from tests.daemon.running import Place, command, control, place
 
@@ -56,8 +57,9 @@ async def by_relay(folder: Path, backend: str) -> AsyncGenerator[Home]:
 
     The settings are in a file: the Inspector gives its servers hardly any variables.
     """
-    state = folder / ".local" / "state" / "mcp-sandbox"
-    found = Place(folder, state / "mcp.sock", folder / "data", backend)
+    with having_variables({"HOME": str(folder)}):
+        socket = default_socket()
+    found = Place(folder, socket, folder / "data", backend)
     settings = folder / ".config" / "mcp-sandbox" / "mcp-sandbox.yaml"
     settings.parent.mkdir(parents=True)
     image = os.environ.get("MCP_SANDBOX_DOCKER__IMAGE", DockerConfig().image)

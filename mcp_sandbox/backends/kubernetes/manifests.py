@@ -153,7 +153,7 @@ def write_chart(config: Config, folder: Path, version: str, values: Json) -> Non
     about = {"apiVersion": "v2", "name": "mcp-sandbox", "version": version}
     text = yaml.safe_dump_all(manifests(config, _CHART), sort_keys=False)
     # What looks like a template in the operator's settings is none.
-    text = re.sub("'?<<((?:(?!<<|>>).)*+)>>'?", r"{{ \1 }}", text.replace("{{", '{{ "{{" }}'))
+    text = re.sub("'?<<([^<>]*)>>'?", r"{{ \1 }}", text.replace("{{", '{{ "{{" }}'))
     (folder / "templates").mkdir(parents=True, exist_ok=True)
     for name, body in (("Chart", about), ("values", values)):
         (folder / f"{name}.yaml").write_text(yaml.safe_dump(body, sort_keys=False))

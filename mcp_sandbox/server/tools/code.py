@@ -78,8 +78,9 @@ _IMAGE = (
     "`mcp-sandbox images recipe {}` prints how"
 )
 _ASKS = re.compile(
-    r"\bread (?:-\w+ )*-\w*p\b|not (?:(?:to|from|on) )?a (?:terminal|tty)|failed tty get"
-    r"|/dev/tty[':]|EOF when reading a line|\nEOFError\n|setRawMode is not|Inappropriate ioctl"
+    r"\bread (?:-\w{1,9} ){0,5}-\w{0,9}p\b|not (?:(?:to|from|on) )?a (?:terminal|tty)"
+    r"|failed tty get|/dev/tty[':]|EOF when reading a line|\nEOFError\n|setRawMode is not"
+    r"|Inappropriate ioctl"
 )
 _PRINTS = {"python": "print()", "javascript": "console.log()"}
 Until = Annotated[
