@@ -195,16 +195,17 @@ def default_socket() -> str:
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
     folder = os.path.join(runtime, STATE) if runtime.startswith("/") else state_folder()
     root = os.path.normpath(os.path.expanduser(os.environ.get("MCP_SANDBOX_DATA_DIR", "")))
-    usual = os.path.join(folder, "mcp.sock")
     is_usual = root in (".", base_folder("XDG_DATA_HOME", ".local/share"))
-    if is_usual and len(os.fsencode(usual)) <= LONGEST_PATH:
-        return usual
+    path = os.path.join(folder, "mcp.sock" if is_usual else _name_socket(root))
+    if len(os.fsencode(path)) <= LONGEST_PATH:
+        return path
+    return f"/tmp/{STATE}-{os.geteuid()}/{_name_socket(root + folder)}"
+
+
+def _name_socket(place: str) -> str:
     from binascii import crc32
 
-    path = os.path.join(folder, f"mcp-{crc32(os.fsencode(root)):08x}.sock")
-    if not is_usual and len(os.fsencode(path)) <= LONGEST_PATH:
-        return path
-    return f"/tmp/{STATE}-{os.geteuid()}/mcp-{crc32(os.fsencode(root + folder)):08x}.sock"
+    return f"mcp-{crc32(os.fsencode(place)):08x}.sock"
 
 
 def _variables_file(socket: str) -> str:
