@@ -211,7 +211,7 @@ def ls(
     )
     names = ("chat", "state", "size", "used", "calls", "background", "saved", "backend")
     made = narrowed(table(*names, "assistant", "folder", rows=rows))
-    tell(chats, made if chats else "no chats yet", as_json=as_json)
+    tell(chats, made, as_json=as_json, none="no chats yet")
 
 
 def stop(chats: Chats = None, everything: Everything = False, force: Force = False) -> None:
@@ -255,8 +255,8 @@ def list_trash(as_json: AsJson = False) -> None:
     """List what `rm`, `gc` and resets threw away in the last 24 hours, the latest last."""
     found = answer("trash", {"do": "list"})["trash"]
     rows = ((row["chat"], show_bytes(row["size"]), utc(row["at"])) for row in found)
-    made = table("chat", "size", "since", rows=rows) if found else "the trash is empty"
-    tell(found, made, as_json=as_json)
+    made = table("chat", "size", "since", rows=rows)
+    tell(found, made, as_json=as_json, none="the trash is empty")
 
 
 @trash.command(name="restore")

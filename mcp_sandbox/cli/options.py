@@ -72,15 +72,15 @@ class _Command(TyperCommand):
     def get_params(self, ctx: Any) -> Any:  # noqa: ANN401 - here and below typer's copy of click
         return _without_types(super().get_params(ctx))
 
-    def collect_usage_pieces(self, ctx: Any) -> list[str]:  # noqa: ANN401
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:  # noqa: ANN401 - as above
         return [re.sub("[{}]", "", piece) for piece in super().collect_usage_pieces(ctx)]
 
 
 class _Commands(TyperGroup):
-    def get_params(self, ctx: Any) -> Any:  # noqa: ANN401
+    def get_params(self, ctx: Any) -> Any:  # noqa: ANN401 - as above
         return _without_types(super().get_params(ctx))
 
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # noqa: ANN401
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # noqa: ANN401 - as above
         name, path, known = args[0], ctx.command_path, {*self.commands, "--help", "--version"}
         near = [_MEANT.get(name, ""), *difflib.get_close_matches(name, self.commands, 1)]
         if name in self.commands or name.startswith("-"):
@@ -90,13 +90,13 @@ class _Commands(TyperGroup):
         return ctx.fail(f"There is no `{path} {name}`. {fit or more}")
 
 
-def _without_types(params: Any) -> Any:  # noqa: ANN401
+def _without_types(params: Any) -> Any:  # noqa: ANN401 - as above
     """Have help show no type of Python where there is no value, or its name says enough."""
     for each in params:
         if isinstance(each, TyperArgument):
             each.metavar = (each.metavar or each.name).upper()
         if isinstance(each, TyperArgument) or each.is_flag:
-            vars(each)["display_type_rich"] = lambda ctx: ""  # noqa: ARG005
+            vars(each)["display_type_rich"] = lambda ctx: ""  # noqa: ARG005 - typer names it
     return params
 
 
@@ -107,7 +107,7 @@ class Group(typer.Typer):
         super().__init__(help=about, no_args_is_help=True, cls=_Commands, **more)
         self._leads = leads
 
-    def command(self, name: str | None = None, **more: Any) -> Callable[[Any], Any]:  # noqa: ANN401
+    def command(self, name: str | None = None, **more: Any) -> Callable[[Any], Any]:  # noqa: ANN401 - as there
         leads = more.pop("leads", self._leads)
         add = super().command(name, cls=_Command, **more)
         return lambda function: add(_led(function, leads))
@@ -119,7 +119,7 @@ def _led(function: Callable[..., None], leads: Iterable[str]) -> Callable[..., N
     names = [name for name in leads if name not in own.parameters]
 
     @wraps(function, assigned=("__name__", "__doc__"))
-    def command(**options: Any) -> None:  # noqa: ANN401
+    def command(**options: Any) -> None:  # noqa: ANN401 - of any command
         paths = {name: path.absolute() for name in names if (path := options.pop(name, None))}
         told.set(paths)
         with having_variables({LEADS[name][0]: str(path) for name, path in paths.items()}):
