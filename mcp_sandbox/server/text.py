@@ -50,6 +50,8 @@ def clean_output(text: str) -> str:
 
 def count_overwritten(text: str) -> int:
     """Return how many rows of what a program printed later ones have overwritten."""
+    if "\r" not in text and "\x1b" not in text:
+        return 0
     lines = [rows for rows in _split_rows(text) if len(rows) > 1]
     seen = sum(bool(row.strip("\x18 ")) for rows in lines for row in rows)
     return seen - sum(bool(row.strip()) for rows in lines for row in _overwrite(rows))
