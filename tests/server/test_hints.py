@@ -6,6 +6,10 @@ from mcp_sandbox.models import ExecResult
 from mcp_sandbox.server.tools.code import hints
 
 FAILED = ExecResult(stdout="", stderr="", exit_code=1, duration_ms=7, offline=True)
+MADE_BY = (
+    "the operator can make an image for the docker backend that has it, `mcp-sandbox images "
+    "recipe {}` prints how"
+)
 
 
 @pytest.mark.parametrize(
@@ -86,10 +90,7 @@ async def test_what_needs_a_terminal_says_how_it_gets_one(
     ["ModuleNotFoundError: No module named 'cv2'\n", "/usr/bin/python3: No module named cv2\n"],
 )
 async def test_a_missing_module_says_what_has_it(said: str) -> None:
-    where = (
-        "the operator can make an image for the docker backend that has it, `mcp-sandbox images "
-        "recipe data` prints how; the skill python-data-analysis does without"
-    )
+    where = f"{MADE_BY.format('data')}; the skill python-data-analysis does without"
     assert await hints(replace(FAILED, stdout=said), "", "bash") == [
         f"cv2 is not installed: {where}"
     ]
@@ -127,10 +128,7 @@ async def test_a_missing_module_says_what_has_it(said: str) -> None:
     ],
 )
 async def test_a_missing_program_says_what_has_it(said: str, name: str, offer: str) -> None:
-    where = (
-        "the operator can make an image for the docker backend that has it, `mcp-sandbox images "
-        "recipe build` prints how"
-    )
+    where = MADE_BY.format("build")
     assert await hints(replace(FAILED, stderr=said), "", "bash") == [
         f"{name} is not installed: {where}"
     ]
