@@ -214,10 +214,14 @@ def _variables_file(socket: str) -> str:
 
 def note_variables(socket: str, names: list[str]) -> None:
     """Note which variables the settings of a server at this socket name."""
+    file = _variables_file(socket)
     try:
         os.makedirs(state_folder(), mode=0o700, exist_ok=True)
-        with open(_variables_file(socket), "w", encoding="utf-8") as file:
-            file.write("\n".join(names))
+        if names:
+            with open(file, "w", encoding="utf-8") as noted:
+                noted.write("\n".join(names))
+        elif os.path.exists(file):
+            os.remove(file)
     except OSError:
         pass  # Then a server that lacks one says so.
 

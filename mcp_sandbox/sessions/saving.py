@@ -220,7 +220,7 @@ class Saving:
                 if changed and one.changed_s is None:
                     return None
                 copies = bool(self._context.projects.copies and held.project.mounts)
-                saved = await self._store(chat, one, held.runtime, copies=copies, busy=was.calls)
+                saved = await self._store(chat, one, held.runtime, copies=copies)
         except NothingRuns:
             # What was not saved has gone with its sandbox.
             one.changed_s = None
@@ -244,16 +244,17 @@ class Saving:
         runtime: Runtime,
         *,
         copies: bool = False,
-        busy: int = 0,
         locked: bool = False,
     ) -> Backup:
-        """Save what a sandbox shows, in which `busy` calls are under way.
+        """Save what a sandbox shows; the chat's record notes that before and after.
 
-        Its record notes that before and after; `locked`: the caller has the chat's lock.
+        `locked`: the caller has the chat's lock, and the sandbox is for this alone.
         """
         new = await self._lines.begin(chat, one, locked=locked)
         await self._mark(chat, one, runtime)
-        calls, began_s, status = one.calls, self._now_s(), await runtime.status()
+        # Both at once: a call that has ended by now is no reason to save again, and will not ask.
+        calls, busy = one.calls, not locked and self.hold_of(chat).use().calls
+        began_s, status = self._now_s(), await runtime.status()
         leave_out = self._settings.leave_out
         pack = partial(runtime.files.pack, roots=ROOTS[: 2 + copies], leave_out=leave_out)
 

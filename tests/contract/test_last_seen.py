@@ -42,12 +42,19 @@ async def noted(config: Config, text: str) -> None:
             await anyio.sleep(0.02)
 
 
-async def destroy(config: Config) -> None:
-    """End the chat's sandbox behind the back of every server; others may wait in a pool."""
+async def destroy(config: Config, session: Session) -> None:
+    """End the chat's sandbox behind the back of every server; return once that of `session` sees.
+
+    Other sandboxes may wait in a pool.
+    """
     assert config.backend != "auto"
+    seen_by = session._hold._context.backend
     async with open_backend(config.backend, config) as backend:
         (info,) = [info for info in await backend.running() if info.labels.get("chat") == CHAT.chat]
         await backend.destroy(info.id)
+    with anyio.fail_after(20):
+        while info.id in [other.id for other in await seen_by.running()]:
+            await anyio.sleep(0.02)
 
 
 async def told(session: Session) -> list[str]:
@@ -77,7 +84,7 @@ async def run(session: Session) -> None:
 async def test_what_ended_while_no_server_looked_is_told_once_by_the_next(config: Config) -> None:
     async with after(config, run) as session:
         await noted(config, "sleep 86371")
-        await destroy(config)
+        await destroy(config, session)
         (text,) = await told(session)
         assert re.fullmatch(rf"{ENDED}(: [^;]+)?{NEW} {NAMED}", text), text
         assert await told(session) == []
@@ -86,7 +93,7 @@ async def test_what_ended_while_no_server_looked_is_told_once_by_the_next(config
 
 async def test_where_nothing_ran_only_tmp_is_told_of(config: Config) -> None:
     async with after(config, lambda session: session.exec("touch /tmp/a")) as session:
-        await destroy(config)
+        await destroy(config, session)
         (text,) = await told(session)
         assert re.fullmatch(rf"{ENDED}(: [^;]+)?{NEW}", text), text
 
@@ -100,7 +107,7 @@ async def test_nothing_is_told_of_the_same_sandbox(config: Config) -> None:
 async def test_what_is_told_to_nobody_waits_for_a_call(config: Config) -> None:
     async with after(config, run) as session:
         await noted(config, "sleep 86371")
-        await destroy(config)
+        await destroy(config, session)
         # It opens one as a save does, and tells no agent.
         async with session._hold.open_for_save():
             pass
@@ -113,7 +120,7 @@ async def test_what_ended_by_itself_before_is_not_named(config: Config) -> None:
         await noted(config, "sleep 86371")
         await session.exec("pkill -f '^sleep 8637[1]'")
         await noted(config, '"ran": []')
-        await destroy(config)
+        await destroy(config, session)
         await noticed(session)
         (text,) = await told(session)
         assert "background" not in text
@@ -188,7 +195,7 @@ async def test_without_the_id_of_the_last_nothing_is_told(config: Config, missin
             seen_file(config).write_text('{"ran": ["sleep 1"]}')
         else:
             seen_file(config).write_text('{"ran')
-        await destroy(config)
+        await destroy(config, session)
         assert await told(session) == []
 
 
@@ -210,7 +217,7 @@ async def test_an_end_under_a_call_is_told_by_that_call_alone(config: Config) ->
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(work)
                 await started.wait()
-                await destroy(config)
+                await destroy(config, session)
         async with open_manager(config) as second:
             assert await told(await second.session(CHAT)) == []
         assert await told(session) == []

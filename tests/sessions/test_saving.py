@@ -478,6 +478,31 @@ async def test_a_kill_at_any_step_loses_no_file_and_shows_no_half(
             await anyio.sleep(0.1)
 
 
+async def test_a_call_that_ends_while_a_save_waits_is_saved_by_it(
+    tmp_path: Path, store: Store
+) -> None:
+    async with open_manager(store.config(tmp_path / "one", after=3600)) as one:
+        await write(one, "1")
+        session, places = await one.session(CHAT), one.backups._places
+        places.total_tokens, most = 0, places.total_tokens
+        async with anyio.create_task_group() as saving:
+            async with anyio.create_task_group() as calling:
+                calling.start_soon(session.exec, "until [ -e end ]; do sleep 0.02; done")
+
+                async def is_waiting() -> bool:
+                    return places.statistics().tasks_waiting == 1
+
+                async def is_called() -> bool:
+                    return (await status(one)).busy == 1
+
+                await until(is_called)
+                saving.start_soon(one.backups.save, CHAT)
+                await until(is_waiting)
+                await session.write_file("end", "")
+            places.total_tokens = most
+        assert not (await status(one)).unsaved
+
+
 async def running(config: Config) -> Sequence[SandboxInfo]:
     assert config.backend != "auto"
     async with open_backend(config.backend, config) as backend:

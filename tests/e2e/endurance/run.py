@@ -69,20 +69,20 @@ async def _watch(place: Place) -> None:
         await anyio.sleep(_NOTE_EVERY_S)
 
 
-def _chat(plan: Plan, name: str, tally: Tally, network: str = "none") -> Chat:
+async def _chat(plan: Plan, name: str, tally: Tally, network: str = "none") -> Chat:
     settings = {
         "MCP_SANDBOX_SESSIONS__ORPHANED": f"{IDLE_S}s",
         "MCP_SANDBOX_NETWORK": network,
     }
     command = [sys.executable, "-m", "mcp_sandbox", "stdio", "--user", USER, "--chat", name]
     command += ["--data", str(plan.data), "--backend", plan.backend]
-    environment = {**server_variables(), **settings}
+    environment = {**await to_thread.run_sync(server_variables), **settings}
     return Chat(name, command, environment, tally, pid_file=plan.data.parent / f"{name}.pid")
 
 
 async def _many_calls(plan: Plan, tally: Tally) -> None:
     """So many calls at once in one chat, in rounds; each answer must be its own."""
-    chat = _chat(plan, "many-calls", tally)
+    chat = await _chat(plan, "many-calls", tally)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(chat.serve)
         rounds = max(2, int(plan.seconds // 30))
@@ -139,7 +139,7 @@ async def _load(plan: Plan, place: Place, tally: Tally) -> None:
     random = Random(plan.seed)
     networks = plan.networks
     chats = [
-        _chat(plan, f"load-{number}", tally, networks[number % len(networks)])
+        await _chat(plan, f"load-{number}", tally, networks[number % len(networks)])
         for number in range(plan.chats)
     ]
     workers = {
