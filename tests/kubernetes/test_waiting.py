@@ -1,5 +1,6 @@
 """Who waits for a pod holds up no other chat, and is told in time why none begins."""
 
+import logging
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from mcp_sandbox.sessions.manager import SessionManager
 from tests.conftest import in_cluster
 from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.conftest import SetUp
+
+logger = logging.getLogger(__name__)
 
 PAUSED, CHAT = ChatId("tester", "paused"), ChatId("tester", "first")
 # Clients give up a call after 60 s.
@@ -92,8 +95,9 @@ async def test_twenty_new_chats_on_a_full_cluster_are_told_before_their_clients_
         await pause_one(manager)
         fake.node.full, fake.node.placed = FULL, "-paused-"
         paused_s, last_s = await wait_beside(manager, fake, 20)
-        assert paused_s < 5
-        assert last_s < PATIENCE_S
+    logger.info("goes on after %.1f s; the last is told after %.1f s", paused_s, last_s)
+    assert paused_s < 5
+    assert last_s < PATIENCE_S
 
 
 @pytest.mark.timeout(90)
