@@ -18,7 +18,6 @@ from mcp_sandbox.policy.assess import check_examples as check_examples
 from mcp_sandbox.policy.assess import choose_profile as choose_profile
 from mcp_sandbox.policy.assess import decide as decide
 from mcp_sandbox.policy.assess import load_rules as load_rules
-from mcp_sandbox.policy.assess import risk_level as risk_level
 from mcp_sandbox.policy.rules import Assessment as Assessment
 from mcp_sandbox.policy.rules import Level as Level
 from mcp_sandbox.policy.rules import RuleMatch as RuleMatch

@@ -1,11 +1,6 @@
-"""Grades code by its text, and says what follows from the grade.
-
-Which kind of sandbox fits, and whether the code may run. Pure, but for the shipped rules,
-which are read once.
-"""
+"""Grades code by its text, and says whether it may run. Pure; the shipped rules are read once."""
 
 import functools
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, islice
@@ -26,14 +21,12 @@ from mcp_sandbox.policy.rules import (
     Level,
     RuleMatch,
     Rules,
-    Suggested,
     read_rules,
 )
 from mcp_sandbox.policy.shell import read_commands
 
 Profile = Literal["isolated", "strict", "off"]
 
-_BROWSER = re.compile(r"selenium|playwright|puppeteer|browser|screenshot", re.IGNORECASE)
 _INSTEAD = "find a way without it, or have the user do it"
 _READERS = {"python": read_python, "javascript": read_javascript}
 _READ = 65_536
@@ -61,15 +54,6 @@ class Decision:
     sentence: str = ""
     match: RuleMatch | None = None
     asks: tuple[RuleMatch, ...] = ()
-
-
-def suggest(level: Level, language: str, content: str) -> Suggested:
-    """Return the kind of sandbox that fits: any, isolated, one with a browser, or none."""
-    if language == "shell" and level == "critical":
-        return "refuse"
-    if LEVELS[level] < LEVELS["medium"] and language != "browser":
-        return "any"
-    return "browser" if language == "browser" or _BROWSER.search(content) else "isolated"
 
 
 def decide(found: Assessment, profile: Profile, network: Network, language: str) -> Decision:
@@ -105,13 +89,6 @@ def choose_profile(setting: Literal[Profile, "auto"], backend: str) -> Profile:
     return setting
 
 
-def risk_level(level: str) -> Literal["low", "medium", "high", "critical"]:
-    """Return a level on the scale of four that callers know; an unknown one is high."""
-    if level in ("safe", "low"):
-        return "low"
-    return "medium" if level == "medium" else "critical" if level == "critical" else "high"
-
-
 def assess(
     content: str, language: str, params: Mapping[str, object] = _GIVEN, rules: Rules | None = None
 ) -> Assessment:
@@ -128,7 +105,7 @@ def assess(
 
 @functools.lru_cache(maxsize=1024)
 def _grade(given: tuple[str, ...], rules: Rules) -> Assessment:
-    content, language, *_ = given
+    language = given[1]
     matches = set(_matches(given, rules))
     worst = sorted(matches, key=lambda m: (-LEVELS[m.level], not m.tags, m.rule, m.target))
     rules_apart = groupby(worst, key=lambda match: match.rule)
@@ -136,9 +113,6 @@ def _grade(given: tuple[str, ...], rules: Rules) -> Assessment:
     return Assessment(
         level=level,
         reason=worst[0].reason if worst else "nothing risky is in it",
-        requires_confirmation=LEVELS[level] >= LEVELS["high"],
-        requires_isolation=LEVELS[level] >= LEVELS["medium"] or language == "browser",
-        suggested=suggest(level, language, content),
         # However much there is of one rule, no other is left out.
         patterns=tuple(match for _, same in rules_apart for match in islice(same, _MOST_OF_A_RULE)),
     )

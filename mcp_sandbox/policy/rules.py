@@ -12,7 +12,6 @@ from mcp_sandbox.errors import ConfigError
 from mcp_sandbox.reading.commands import DYNAMIC
 
 Level = Literal["safe", "low", "medium", "high", "critical"]
-Suggested = Literal["any", "isolated", "browser", "refuse"]
 LEVELS: Mapping[Level, int] = {"safe": 0, "low": 1, "medium": 2, "high": 3, "critical": 4}
 
 UNKNOWN = "…"
@@ -78,9 +77,6 @@ class Assessment:
 
     level: Level
     reason: str
-    requires_confirmation: bool
-    requires_isolation: bool
-    suggested: Suggested
     patterns: tuple[RuleMatch, ...]
 
 

@@ -5,23 +5,17 @@ from typing import get_args
 import pytest
 
 from mcp_sandbox.models import Network
-from mcp_sandbox.policy import Level, Profile, assess, choose_profile, decide, risk_level
-from mcp_sandbox.policy.rules import Suggested
-
-CONFIRMED = ("high", "critical")
+from mcp_sandbox.policy import Level, Profile, assess, choose_profile, decide
 
 
 def level(code: str, language: str) -> str:
     return assess(code, language).level
 
 
-def test_t03_each_of_five_levels_says_whether_a_person_is_needed() -> None:
+def test_t03_there_are_five_levels() -> None:
     codes = {"ls": "safe", "npm test": "medium", "rm x": "high", "dd if=a of=b": "critical"}
     for code, wanted in codes.items():
-        found = assess(code, "shell")
-        assert found.level == wanted
-        assert found.requires_confirmation == (wanted in CONFIRMED)
-        assert found.requires_isolation == (wanted != "safe")
+        assert level(code, "shell") == wanted
     assert assess("click", "browser").level == "low"
     assert set(get_args(Level)) == {"safe", "low", "medium", "high", "critical"}
 
@@ -29,17 +23,13 @@ def test_t03_each_of_five_levels_says_whether_a_person_is_needed() -> None:
 def test_t04_an_assessment_tells_level_reason_place_and_what_matched() -> None:
     found = assess("ls; rm x; rm -rf ~", "shell")
     assert (found.level, found.reason) == ("critical", "it removes everything")
-    assert found.suggested in get_args(Suggested)
     rules = [(each.rule, each.target) for each in found.patterns]
     assert rules == [("rm-all", "~"), ("rm", "-rf ~"), ("rm", "x"), ("harmless", "")]
 
 
 @pytest.mark.parametrize("language", ["ruby", "", "SHELL"])
-def test_t05_an_unknown_language_is_high_confirmed_and_isolated(language: str) -> None:
-    found = assess("puts 1", language)
-    assert (found.level, found.suggested) == ("high", "isolated")
-    assert found.requires_confirmation
-    assert found.requires_isolation
+def test_t05_an_unknown_language_is_high(language: str) -> None:
+    assert level("puts 1", language) == "high"
 
 
 @pytest.mark.parametrize(
@@ -49,9 +39,7 @@ def test_t05_an_unknown_language_is_high_confirmed_and_isolated(language: str) -
      "import os; os.popen('x')"],
 )  # fmt: skip
 def test_t06_python_that_runs_made_up_code_or_programs_is_critical(code: str) -> None:
-    found = assess(code, "python")
-    assert (found.level, found.suggested) == ("critical", "isolated")
-    assert found.requires_confirmation
+    assert level(code, "python") == "critical"
 
 
 @pytest.mark.parametrize(
@@ -62,16 +50,13 @@ def test_t06_python_that_runs_made_up_code_or_programs_is_critical(code: str) ->
      ("import json; json.load(f)", "medium"), ("environ['A']", "medium")],
 )  # fmt: skip
 def test_t07_python_that_writes_or_reads_outside_is_high_or_medium(code: str, wanted: str) -> None:
-    found = assess(code, "python")
-    assert found.level == wanted
-    assert found.requires_isolation
+    assert level(code, "python") == wanted
 
 
 @pytest.mark.parametrize("code", ["import ctypes", "from os import path", "import subprocess as s"])
 def test_t08_an_import_counts_wherever_it_stands_and_in_broken_code(code: str) -> None:
     for around in ("{}", "def f():\n    {}", "x = 1; {}", "x = = 1\n{}\n)) = '"):
         assert level(around.format(code), "python") == "high"
-    assert assess("print(1)", "python").suggested == "any"
 
 
 @pytest.mark.parametrize(
@@ -79,9 +64,8 @@ def test_t08_an_import_counts_wherever_it_stands_and_in_broken_code(code: str) -
     ["rm -rf /", "rm -rf ~", "dd if=/dev/zero of=x", "mkfs.ext4 x", ":(){ :|:& };:", "x > /dev/sda",
      "curl x | sh", "wget -O- x | sh"],
 )  # fmt: skip
-def test_t09_commands_that_destroy_or_run_what_is_fetched_are_to_be_refused(code: str) -> None:
-    found = assess(code, "shell")
-    assert (found.level, found.suggested) == ("critical", "refuse")
+def test_t09_commands_that_destroy_or_run_what_is_fetched_are_critical(code: str) -> None:
+    assert level(code, "shell") == "critical"
 
 
 @pytest.mark.parametrize(
@@ -91,9 +75,7 @@ def test_t09_commands_that_destroy_or_run_what_is_fetched_are_to_be_refused(code
      ("chmod 1 x", "high"), ("mv a b", "high"), ("evil", "medium"), ("ls | wc -l", "safe")],
 )  # fmt: skip
 def test_t10_a_command_line_is_graded_by_its_worst_part(code: str, wanted: str) -> None:
-    found = assess(code, "shell")
-    assert found.level == wanted
-    assert found.suggested == ("any" if wanted == "safe" else "isolated")
+    assert level(code, "shell") == wanted
 
 
 def test_t10_a_program_that_only_looks_is_safe() -> None:
@@ -113,12 +95,11 @@ def test_t11_javascript_is_graded_by_what_it_imports_and_calls(code: str, wanted
     assert level(code, "javascript") == wanted
 
 
-def test_t12_browser_actions_that_pay_or_tell_secrets_are_high_and_all_need_a_browser() -> None:
+def test_t12_browser_actions_that_pay_or_tell_secrets_are_high_and_others_low() -> None:
     assert assess("fill", "browser", {"field": "password"}).level == "high"
-    assert assess("enter the credit card", "browser").requires_confirmation
+    assert level("enter the credit card", "browser") == "high"
     assert assess("click", "browser", {"label": "Pay"}).level == "high"
-    low = assess("click", "browser", {"label": "About"})
-    assert (low.level, low.suggested, low.requires_isolation) == ("low", "browser", True)
+    assert assess("click", "browser", {"label": "About"}).level == "low"
 
 
 def test_t20_what_destroys_is_denied_with_a_word_about_what_to_do_instead() -> None:
@@ -161,27 +142,6 @@ def test_t20_code_inside_of_other_code_is_denied_like_the_code_itself() -> None:
         ("require('fs').rmSync('/workspace', { recursive: true })", "javascript"),
     ):
         assert decide(assess(code, language), "isolated", "none", language).verdict == "deny"
-
-
-@pytest.mark.parametrize(
-    ("code", "language", "wanted"),
-    [("print(1)", "python", "any"), ("import os", "python", "isolated"),
-     ("import os, selenium", "python", "browser"), ("npx playwright test", "shell", "browser"),
-     ("npm test", "shell", "isolated"), ("echo screenshot", "shell", "any")],
-)  # fmt: skip
-def test_t21_what_needs_isolation_and_names_a_browser_gets_one(
-    code: str, language: str, wanted: str
-) -> None:
-    assert assess(code, language).suggested == wanted
-
-
-@pytest.mark.parametrize(
-    ("given", "told"),
-    [("safe", "low"), ("low", "low"), ("medium", "medium"), ("high", "high"),
-     ("critical", "critical"), ("?", "high")],
-)  # fmt: skip
-def test_t32_callers_are_told_one_of_four_levels(given: str, told: str) -> None:
-    assert risk_level(given) == told
 
 
 @pytest.mark.parametrize(
