@@ -25,7 +25,7 @@ from mcp_sandbox.cli.options import (
     tell_differences,
     told,
 )
-from mcp_sandbox.config import Config
+from mcp_sandbox.config import Config, set_value
 from mcp_sandbox.config.environment import default_config_file, setting_variables, state_folder
 from mcp_sandbox.relay.connect import run
 from mcp_sandbox.relay.place import DaemonAddress, note_variables
@@ -50,7 +50,8 @@ LogFormatOption = Annotated[
     given("--log-format", "FORMAT", "Log each call and event to stderr, as text or json."),
 ]
 
-Names = Annotated[list[str] | None, typer.Argument(metavar="NAME", help="Or path, or example.")]
+_NAMES = "Or path, example, or set NAME VALUE."
+Names = Annotated[list[str] | None, typer.Argument(metavar="NAME", help=_NAMES)]
 
 
 def _flags(
@@ -148,9 +149,10 @@ def connect(
 
 
 def config(names: Names = None, as_json: AsJson = False, backend: BackendOption = None) -> None:
-    """Print settings with their values, where these came from, and their help."""
+    """Print settings with their values, where these came from, and their help, or set one."""
+    file = Path(setting_variables().get("MCP_SANDBOX_CONFIG") or default_config_file())
     if names == ["path"]:
-        print(setting_variables().get("MCP_SANDBOX_CONFIG") or default_config_file())
+        print(file)
         return
     if names == ["example"]:
         lines = (
@@ -158,6 +160,8 @@ def config(names: Names = None, as_json: AsJson = False, backend: BackendOption 
         )
         print(*lines, sep="\n")
         return
+    if names and names[0] == "set":
+        names = [_set(file, names[1:])]
     rows = list(load(backend).rows(*(names or [])))
     tell_differences()
     columns = ("value", "source", "help")
@@ -167,6 +171,17 @@ def config(names: Names = None, as_json: AsJson = False, backend: BackendOption 
         for key, value, source, text in rows
     )
     tell(found, table("setting", *columns, rows=cells), as_json=as_json)
+
+
+def _set(file: Path, words: list[str]) -> str:
+    from mcp_sandbox.app.chats import check
+
+    if len(words) != 2:
+        raise typer.BadParameter(
+            "write `config set NAME VALUE`; without a line in the file a setting has its default"
+        )
+    set_value(file, words[0], words[1], check)
+    return words[0]
 
 
 def doctor(

@@ -21,7 +21,6 @@ from mcp_sandbox.config.sections import AgentsConfig as AgentsConfig
 from mcp_sandbox.config.sections import AllowConfig as AllowConfig
 from mcp_sandbox.config.sections import AuditConfig as AuditConfig
 from mcp_sandbox.config.sections import BridgeConfig as BridgeConfig
-from mcp_sandbox.config.sections import BridgeProcessConfig as BridgeProcessConfig
 from mcp_sandbox.config.sections import BridgeServerConfig as BridgeServerConfig
 from mcp_sandbox.config.sections import CallsConfig as CallsConfig
 from mcp_sandbox.config.sections import Config as Config
@@ -45,5 +44,6 @@ from mcp_sandbox.config.sections import StorageConfig as StorageConfig
 from mcp_sandbox.config.sections import WorkspaceConfig as WorkspaceConfig
 from mcp_sandbox.config.sources import LoadedConfig as LoadedConfig
 from mcp_sandbox.config.sources import load_config as load_config
+from mcp_sandbox.config.sources import set_value as set_value
 from mcp_sandbox.config.values import Duration as Duration
 from mcp_sandbox.config.values import Size as Size

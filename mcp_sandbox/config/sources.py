@@ -7,6 +7,7 @@ import difflib
 import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache, reduce
 from operator import attrgetter, getitem
@@ -27,7 +28,7 @@ from mcp_sandbox.config.environment import (
 )
 from mcp_sandbox.config.sections import Config
 from mcp_sandbox.config.values import DAY_S, MIB, is_bare, show_duration, show_size
-from mcp_sandbox.durable import check_trusted
+from mcp_sandbox.durable import check_trusted, make_folder, write_file
 from mcp_sandbox.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -36,9 +37,12 @@ logger = logging.getLogger(__name__)
 # settings.
 _RESERVED = frozenset({"MCP_SANDBOX_CONFIG", "MCP_SANDBOX_SOCKET", "MCP_SANDBOX_REQUIRE"})
 _LARGEST_FILE = 1 << 20
+_FIRST_LINE = "# `mcp-sandbox config example` prints what can be set.\n"
 Values = Mapping[str, Any] | None
 Setting = tuple[object, str]
 """A value as it was given, and who gave it."""
+Entry = tuple[str, yaml.Node, yaml.Node]
+"""A key, and the nodes of its name and its value."""
 _WORDS: Mapping[object, str] = {
     bool: "true or false",
     int: "a whole number",
@@ -55,14 +59,8 @@ _SHAPES = {
     "secrets": 'NAME: {"from": "command: pass show api", "hosts": ["api.example.com"]}',
 }
 # Values of sandbox variables may be secrets, and so may what is given for a source of one.
-_HIDDEN = (
-    "env",
-    "secrets",
-    "connectors",
-    "storage.access_key",
-    "storage.secret_key",
-    "e2b.api_key",
-)
+_HIDDEN = frozenset({"env", "secrets", "connectors", "e2b.api_key", "fleet.redis"})
+_HIDDEN |= {"storage.access_key", "storage.secret_key"}
 _SANDBOX_EXEC = (
     "sandbox-exec confines programs of macOS, and a sandbox here needs the kernel of Linux: write "
     "bubblewrap on Linux, and docker on a Mac, whose engine brings such a kernel (deploy/)"
@@ -109,12 +107,12 @@ class LoadedConfig:
 
 
 def load_config(
-    file: Path | None = None, flags: Values = None, variables: Values = None
+    file: Path | None = None, flags: Values = None, variables: Values = None, *, text: str = ""
 ) -> LoadedConfig:
     """Read every source and return the configuration that results.
 
     `file` must exist when it is given; `flags` are values by dotted key, None = not given;
-    `variables` are the environment's, None = this process's own.
+    `variables` are the environment's, None = this process's own; `text` stands in for the file's.
 
     Raises ConfigError: a source cannot be read, or holds an unknown key or an unusable value.
     """
@@ -122,7 +120,7 @@ def load_config(
     named = variables.get("MCP_SANDBOX_CONFIG")
     if named and not named.startswith("/"):
         raise ConfigError(f"MCP_SANDBOX_CONFIG is {named!r}: write an absolute path")
-    settings = dict(_from_file(file or (Path(named) if named else None)))
+    settings = dict(_from_file(file or (Path(named) if named else None), text))
     settings.update(_from_environment(variables))
     for key, value in (flags or {}).items():
         if value is not None:
@@ -151,6 +149,63 @@ def load_config(
     )
 
 
+def set_value(file: Path, key: str, text: str, check: Callable[[Config], None]) -> None:
+    """Write a setting into a file, which is made if need be; all else in it stays as it is.
+
+    Raises ConfigError, as `check` does, if no server would start with it; nothing is written then.
+    """
+    if key not in KNOWN:
+        raise ConfigError(_unknown(key))
+    value = _make_absolute(key, _from_text(key, text, key), Path.cwd())
+    # That of the environment goes before the file's.
+    others = {name: each for name, each in setting_variables().items() if name != _spell(key)}
+    try:
+        status = file.stat() if file.exists() else None
+        wanted = load_config(file, {key: value}, others, text="" if status else _FIRST_LINE)
+        check(wanted.config)
+        old = (file.read_bytes().decode() if status else "") or _FIRST_LINE
+        before, after = _around(old, _compose(file, old), file, key)
+        for written in (text, json.dumps(value, ensure_ascii=False)):
+            new = f"{before}{written}{after}"
+            with suppress(ConfigError):
+                found = load_config(file, None, others, text=new)
+                if (found.config, {*found.sources}) == (wanted.config, {*wanted.sources}):
+                    make_folder(file.resolve().parent)
+                    write_file(file.resolve(), new.encode(), like=status)
+                    return
+    except (OSError, ValueError) as exc:
+        raise ConfigError(f"{file} cannot be changed: {exc}") from exc
+    raise ConfigError(f"there is no telling where {key} belongs in {file}: write it there yourself")
+
+
+def _around(text: str, root: yaml.Node | None, path: Path, key: str) -> tuple[str, str]:
+    """Return what is before a value and after it: where it is, or at the end of its section."""
+    end = "\r\n" if "\r\n" in text else "\n"
+    text += end * (not text.endswith("\n"))
+    if root is None:
+        return f"{text}{key}: ", end
+    entries = [("", root, root), *_entries(root, path)]
+    if here := [each for each in entries if each[0] == key]:
+        _, name, node = here[-1]  # The last one counts.
+        at, start = text.index(":", name.end_mark.index) + 1, node.start_mark.index
+        return f"{text[:at]} ", text[at:start].rstrip() + text[_end(text, node) :]
+    around = [each for each in entries if not each[0] or each[0].endswith(".")]
+    section, _, node = max(around, key=lambda each: len(each[0]) * key.startswith(each[0]))
+    rest, at = f"{key.removeprefix(section)}: ", node.start_mark.index + 1
+    if text[at - 1] == "{":
+        return text[:at] + rest, (", " if node.value else "") + text[at:]
+    at = text.index("\n", _end(text, node)) + 1
+    return text[:at] + " " * node.start_mark.column + rest, end + text[at:]
+
+
+def _end(text: str, node: yaml.Node) -> int:
+    """Return where a node ends, without the comments after it."""
+    while isinstance(node, yaml.CollectionNode) and node.value and not node.flow_style:
+        last = node.value[-1]
+        node = last[1] if isinstance(last, tuple) else last
+    return len(text[: node.end_mark.index].rstrip())
+
+
 def _known(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
     for name, info in model.model_fields.items():
         kind = info.annotation
@@ -165,33 +220,43 @@ _SECTIONS = frozenset(key.rpartition(".")[0] for key in KNOWN if "." in key)
 _PATHS = [k for k, v in KNOWN.items() if "Path" in repr(v.annotation)]
 
 
-def _from_file(file: Path | None) -> Iterator[tuple[str, Setting]]:
+def _from_file(file: Path | None, text: str = "") -> Iterator[tuple[str, Setting]]:
     path = file or default_config_file()
-    if path == default_config_file() and file is None and not path.exists():
+    if not (file or text or path.exists()):
         return
+    root = _compose(path, text) if text else _read(path)
+    for key, name, value in _entries(root, path) if root else ():
+        if key in KNOWN:
+            given = _make_absolute(key, _value(value, path), path.parent.absolute())
+            yield key, (given, _place(path, name))
+
+
+def _read(path: Path) -> yaml.Node | None:
     # A daemon asks for it whenever a client comes.
     try:
         status = path.stat()
         if not S_ISREG(status.st_mode):
             raise ConfigError(f"{path} is no file: give a configuration file")
         check_trusted(path)
-        root = _parse(path, (status.st_mtime_ns, status.st_ino, status.st_size))
+        return _parse(path, (status.st_mtime_ns, status.st_ino, status.st_size))
     except OSError as exc:
         raise ConfigError(
             f"cannot read the configuration file {path}: {exc.strerror}; correct --config"
         ) from exc
-    if root is not None:
-        yield from _from_node(root, path, "")
 
 
 @lru_cache
 def _parse(path: Path, _stamp: object) -> yaml.Node | None:
+    with path.open("rb") as stream:
+        data = stream.read(_LARGEST_FILE + 1)
+    if len(data) > _LARGEST_FILE:
+        raise ConfigError(f"{path} is larger than 1 MiB: give a configuration file")
+    return _compose(path, data)
+
+
+def _compose(path: Path, text: str | bytes) -> yaml.Node | None:
     try:
-        with path.open("rb") as stream:
-            data = stream.read(_LARGEST_FILE + 1)
-        if len(data) > _LARGEST_FILE:
-            raise ConfigError(f"{path} is larger than 1 MiB: give a configuration file")
-        node: yaml.Node | None = yaml.compose(data, Loader=yaml.SafeLoader)
+        node: yaml.Node | None = yaml.compose(text, Loader=yaml.SafeLoader)
     except (yaml.YAMLError, UnicodeError, RecursionError) as exc:
         raise ConfigError(f"{path} is not valid YAML: {_where(exc)}; correct the file") from exc
     return node
@@ -203,8 +268,8 @@ def _where(exc: Exception) -> str:
     return str(exc).splitlines()[0]
 
 
-def _from_node(node: yaml.Node, path: Path, prefix: str) -> Iterator[tuple[str, Setting]]:
-    """Yield the settings below a mapping node; the walk keeps the line of each."""
+def _entries(node: yaml.Node, path: Path, prefix: str = "") -> Iterator[Entry]:
+    """Yield the settings below a mapping node, and its sections, whose keys end with a dot."""
     if not isinstance(node, yaml.MappingNode):
         what = f"section {prefix.rstrip('.')!r}" if prefix else "the file"
         raise ConfigError(f"{_place(path, node)}: {what} must hold `name: value` lines")
@@ -215,10 +280,10 @@ def _from_node(node: yaml.Node, path: Path, prefix: str) -> Iterator[tuple[str, 
             raise ConfigError(f"{_place(path, name_node)}: {key} is set twice; keep one")
         seen.add(key)
         if key in _SECTIONS:
-            yield from _from_node(value_node, path, f"{key}.")
+            yield f"{key}.", name_node, value_node
+            yield from _entries(value_node, path, f"{key}.")
         elif key in KNOWN:
-            value = _make_absolute(key, _value(value_node, path), path.parent.absolute())
-            yield key, (value, _place(path, name_node))
+            yield key, name_node, value_node
         else:
             raise ConfigError(f"{_place(path, name_node)}: {_unknown(key)}")
 
@@ -246,27 +311,30 @@ def _from_environment(variables: Mapping[str, str]) -> Iterator[tuple[str, Setti
         key = name.removeprefix(PREFIX).lower().replace("__", ".")
         if key not in KNOWN:
             raise ConfigError(f"environment variable {name}: {_unknown(key, environment=True)}")
-        kind = KNOWN[key].annotation
-        try:
-            compound = get_origin(kind) in (dict, tuple)
-            value = json.loads(variables[name]) if compound else variables[name]
-        except (ValueError, RecursionError) as exc:
-            wanted = _accepted(kind, ())
-            raise ConfigError(f"environment variable {name}: write it as JSON, {wanted}") from exc
+        value = _from_text(key, variables[name], f"environment variable {name}")
         yield key, (value, f"environment {name}")
+
+
+def _from_text(key: str, text: str, place: str) -> object:
+    kind = KNOWN[key].annotation
+    try:
+        return json.loads(text) if get_origin(kind) in (dict, tuple) else text
+    except (ValueError, RecursionError) as exc:
+        raise ConfigError(f"{place}: write it as JSON, {_accepted(kind, ())}") from exc
+
+
+def _spell(key: str) -> str:
+    return PREFIX + key.upper().replace(".", "__")
 
 
 def _unknown(key: str, *, environment: bool = False) -> str:
     if key == "isolation_mode":
         return f"{key} is called `backend` here, and its none unsafe-local; {_SANDBOX_EXEC}"
-
-    def spell(known: str) -> str:
-        return PREFIX + known.upper().replace(".", "__") if environment else known
-
     near = difflib.get_close_matches(key, [*KNOWN, *_SECTIONS], n=1, cutoff=0.5)
     by_last_name = [known for known in KNOWN if known.endswith(f".{key.rpartition('.')[2]}")]
-    guess = by_last_name[:1] or near
-    advice = f"did you mean {spell(guess[0])}?" if guess else "remove it"
+    below = [known for known in KNOWN if known.startswith(f"{key}.")]
+    guess = [_spell(known) if environment else known for known in (*below, *by_last_name, *near)]
+    advice = f"did you mean {guess[0]}?" if guess else "remove it"
     return f"there is no setting {key!r}; {advice} `mcp-sandbox config` lists all settings"
 
 

@@ -121,6 +121,8 @@ async def test_settings_that_the_daemon_does_not_have_are_named(person: Person) 
         assert wanted in text, done
         assert "`mcp-sandbox shutdown --socket " in text
         assert "secret-one" not in done.out + done.err
+    said = (await person.runs("config", "set", "limits.cpus", "1")).err
+    assert f"limits.cpus is 2.0, yours is 1.0 ({person.file} line 4)" in " ".join(said.split())
     async with person.agent() as agent:
         assert wanted in await agent.said("shutdown --socket")
         assert await agent.exec("echo goes on") == "goes on\n"
