@@ -148,7 +148,9 @@ def shutdown(
     print(f"the daemon (pid {shut_down(path, timeout_s=timeout)}) has ended")
 
 
-def _pick_chats(chats: list[str] | None, everything: bool, having: str) -> list[str]:
+def _pick_chats(
+    chats: list[str] | None, everything: bool, having: str, as_json: bool = False
+) -> list[str]:
     """Return the chats that are named, each known, or all of this server that have something."""
     if bool(chats) == everything:
         raise typer.BadParameter("name chats, or give --all")
@@ -156,9 +158,23 @@ def _pick_chats(chats: list[str] | None, everything: bool, having: str) -> list[
         return [answer("find", {"chat": chat})["chat"] for chat in chats]
     own, rows = ("", load().config.fleet.name), answer("list", {})["chats"]
     found = [f"{r['user']}/{r['chat']}" for r in rows if r[having] and r["server"] in own]
-    if not found:
+    if not (found or as_json):
         print(f"there is no {having} to end")
     return found
+
+
+def _change(
+    command: str, chats: list[str], as_json: bool, **more: object
+) -> Iterator[Mapping[str, Any]]:
+    """Do it to each chat, and yield the answers, or print them as JSON, also where one fails."""
+    done = list[JsonObject]()
+    try:
+        for name in chats:
+            done.append(answer(command, {"chat": name, **more}))
+            yield from () if as_json else done[-1:]
+    finally:
+        if as_json:
+            print(json.dumps(done))
 
 
 def answer(command: str, arguments: JsonObject) -> JsonObject:
@@ -214,12 +230,17 @@ def ls(
     tell(chats, made, as_json=as_json, none="no chats yet")
 
 
-def stop(chats: Chats = None, everything: Everything = False, force: Force = False) -> None:
+def stop(
+    chats: Chats = None,
+    everything: Everything = False,
+    force: Force = False,
+    as_json: AsJson = False,
+) -> None:
     """End the sandboxes of chats with all that runs in them; their files stay."""
-    for name in _pick_chats(chats, everything, "sandbox"):
-        done = answer("stop", {"chat": name, "force": force})
+    names = _pick_chats(chats, everything, "sandbox", as_json)
+    for done in _change("stop", names, as_json, force=force):
         what = "its sandbox has ended" if done["stopped"] else "it had no sandbox"
-        print(f"{name}: {what}; its files stay")
+        print(f"{done['chat']}: {what}; its files stay")
 
 
 def pause(chat: Chat) -> None:
@@ -237,14 +258,16 @@ def resume(chat: Chat) -> None:
     print(f"{done['chat']}: {'its sandbox goes on' if done['resumed'] else 'it was not paused'}")
 
 
-def rm(chats: Chats = None, everything: Everything = False, yes: Yes = False) -> None:
+def rm(
+    chats: Chats = None, everything: Everything = False, yes: Yes = False, as_json: AsJson = False
+) -> None:
     """Remove chats: end their sandboxes, and move their files to the trash for a day."""
-    names = _pick_chats(chats, everything, "chat")
+    names = _pick_chats(chats, everything, "chat", as_json)
     question = f"Remove {', '.join(names)} with all files?"
     agreed(yes or not names, question, "nothing was removed; --yes removes without asking")
-    for name in names:
-        answer("remove", {"chat": name})
-        print(f"{name}: removed; for 24 hours `mcp-sandbox trash restore {name}` brings it back")
+    for done in _change("remove", names, as_json):
+        back = f"`mcp-sandbox trash restore {done['chat']}` brings it back"
+        print(f"{done['chat']}: removed; for 24 hours {back}")
 
 
 trash = Group("See and bring back the files of removed chats.", *LEADS)

@@ -34,7 +34,7 @@ from mcp_sandbox.errors import ImageMissing
 from mcp_sandbox.models import TokenScope
 
 if TYPE_CHECKING:
-    from mcp_sandbox.web.tokens import TokenFile
+    from mcp_sandbox.web.tokens import TokenFile, TokenInfo
 
 init = Group(
     "Connect an agent: write the file in which it looks for servers.",
@@ -234,6 +234,7 @@ def add(
             "mcp: the tools; control: the user's chats in the control API; platform: everybody's.",
         ),
     ] = "mcp",
+    as_json: AsJson = False,
 ) -> None:
     """Make a token for a user and print it: this once, as only its hash is kept."""
     token, secret = _tokens().add(user, expires, scope)
@@ -241,27 +242,16 @@ def add(
     print(
         f"token {token.id} of {user}, valid until {until}; it is not shown again:", file=sys.stderr
     )
-    print(secret)
+    tell({**_row(token), "token": secret}, secret, as_json=as_json)
 
 
 @tokens.command(name="list")
 def list_tokens(as_json: AsJson = False) -> None:
     """List the tokens: whose they are and how long they are valid, never the tokens."""
-    now = time.time()
-    rows: list[dict[str, Any]] = [
-        {
-            "id": token.id,
-            "user": token.user,
-            "scope": token.scope,
-            "created": utc(token.created),
-            "expires": None if token.expires is None else utc(token.expires),
-            "expired": token.expired(now),
-        }
-        for token in _tokens().read()
-    ]
+    rows = [_row(token) for token in _tokens().read()]
     cells = (
         (
-            *(each["id"], each["user"], each["scope"], each["created"]),
+            *(each[name] for name in ("id", "user", "scope", "created")),
             (each["expires"] or "-") + note,
         )
         for each in rows
@@ -269,6 +259,12 @@ def list_tokens(as_json: AsJson = False) -> None:
     )
     output = table("token", "user", "scope", "created", "expires", rows=cells)
     tell(rows, output, as_json=as_json, none="no tokens: `mcp-sandbox token add USER` makes one")
+
+
+def _row(token: "TokenInfo") -> dict[str, Any]:
+    times = {"created": utc(token.created), "expires": token.expires and utc(token.expires)}
+    known = token.model_dump(include={"id", "user", "scope"})
+    return {**known, **times, "expired": token.expired(time.time())}
 
 
 @cluster.command()

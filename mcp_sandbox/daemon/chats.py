@@ -120,7 +120,8 @@ class ChatControl:
         arguments: JsonObject,
     ) -> JsonObject:
         manager, chat = await self._find_named(arguments)
-        return {"chat": str(chat), key: await change(manager, chat)}
+        # What always succeeds returns nothing.
+        return {"chat": str(chat), key: await change(manager, chat) is not False}
 
     async def _pause(self, arguments: JsonObject) -> JsonObject:
         manager, chat = await self._find_named(arguments)

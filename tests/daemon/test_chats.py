@@ -100,6 +100,33 @@ async def test_stop_ends_what_runs_and_keeps_the_files(tmp_path: Path) -> None:
         assert await client.exec("cat note") == "kept\n"
 
 
+async def test_what_was_done_with_chats_is_told_as_json_and_where_it_failed_too(
+    tmp_path: Path,
+) -> None:
+    where = place(tmp_path)
+    async with running(where):
+        for name in ("stop", "rm"):
+            yes = ["--yes"] if name == "rm" else []
+            none = await command(where, name, "--all", "--json", *yes)
+            assert (none.code, json.loads(none.out)) == (0, [])
+        for name in ("one", "two"):
+            async with in_chat(where, name) as client:
+                await client.exec("true")
+        for stopped in (True, False):
+            done = await command(where, "stop", "two", "one", "--json")
+            rows = [{"chat": f"local/{name}", "stopped": stopped} for name in ("two", "one")]
+            assert json.loads(done.out) == rows
+        asked = await command(where, "rm", "one", "--json", stdin=b"n\n")
+        assert (asked.code, asked.out.strip()) == (1, "")
+        # The second time it is gone.
+        removed = await command(where, "rm", "one", "one", "--yes", "--json")
+        assert (removed.code, json.loads(removed.out)) == (
+            1,
+            [{"chat": "local/one", "removed": True}],
+        )
+        assert "'local/one'" in removed.err
+
+
 async def test_several_chats_are_ended_and_removed_at_once_or_none_of_them(tmp_path: Path) -> None:
     where = place(tmp_path)
     async with running(where):

@@ -137,6 +137,11 @@ def test_the_command_line_makes_lists_and_revokes(data_root: Path) -> None:
     assert "revoked" in cli(data_root, "revoke", row["id"][:6]).out
     assert ask(Tokens(data_root).find, secret) is None
     assert "token list" in cli(data_root, "revoke", row["id"], code=1).err
+    made = json.loads(cli(data_root, "add", "bob", "--scope", "control", "--json").out)
+    assert ask(Tokens(data_root).find, made.pop("token")) == TokenGrant(
+        "bob", made["id"], "control"
+    )
+    assert [made] == json.loads(cli(data_root, "list", "--json").out)
 
 
 @pytest.mark.parametrize("time_", ["soon", "0", "-1d", "inf", "30"])
