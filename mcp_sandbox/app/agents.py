@@ -151,7 +151,7 @@ def read_spec(
     is_ours = not config.agents.programs and "image" not in place.model_fields_set
     image = options.image or (executor.image if is_ours else "")
     used = {name: value for name, value in limits.items() if value}
-    return AssistantSpec(found.name, image, used)
+    return AssistantSpec(found.name, image, used, names_image=bool(options.image))
 
 
 async def _log_usage(

@@ -70,6 +70,10 @@ class Backend(Protocol):
         An idle one is paused then, in place of being saved and ended.
         """
 
+    @property
+    def takes_images(self) -> bool:
+        """True where sandboxes are made from an image, or what is like one, that can be named."""
+
     async def probe(self) -> str:
         """Return one line that says what works here, after really trying it.
 
@@ -122,6 +126,7 @@ class NoopBackend:
 
     name: models.BackendName = "noop"
     holds_files = keeps_paused_files = False
+    takes_images = True
 
     async def probe(self) -> str:
         return "no sandboxes are made here"

@@ -53,11 +53,15 @@ _LONG_S = 240.0
 
 @dataclass(frozen=True)
 class AssistantSpec:
-    """What the assistant of a chat sets of its sandbox; an empty field means the usual."""
+    """What the assistant of a chat sets of its sandbox; an empty field means the usual.
+
+    `names_image`: the image is its own choice, and not that which has its program.
+    """
 
     name: str = ""
     image: str = ""
     limits: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    names_image: bool = False
 
 
 USUAL = AssistantSpec()

@@ -15,6 +15,7 @@ from anyio.abc import TaskGroup, TaskStatus
 from mcp_sandbox.backends.base import Pooled
 from mcp_sandbox.errors import (
     ChatElsewhere,
+    ConfigError,
     OperatorError,
     SandboxError,
     SandboxGone,
@@ -243,6 +244,11 @@ class SessionManager:
         """
         hold = self._hold(chat)
         if assistant is not None:
+            if assistant.names_image and not self._context.backend.takes_images:
+                raise ConfigError(
+                    f"assistant {assistant.name} names the image {assistant.image}, and backend "
+                    f"{self.backend} has none: take `image` out of it, or name another backend"
+                )
             # Raises for an unknown image: noted, it would leave the chat's other clients with none.
             await self._context.backend.origin(assistant.image)
             kept, now_s = asdict(assistant), self.use_times.clock().wall_s

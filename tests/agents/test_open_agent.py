@@ -11,7 +11,7 @@ from mcp_sandbox.agents.assistants import read_assistant
 from mcp_sandbox.agents.executors.claude import Claude
 from mcp_sandbox.app.agents import read_spec
 from mcp_sandbox.config import AgentsConfig, Config, ConnectorConfig, KubernetesConfig
-from mcp_sandbox.errors import ImageMissing, InvalidArgument
+from mcp_sandbox.errors import ConfigError, ImageMissing, InvalidArgument
 from tests.conftest import configured
 
 SERVICES = {
@@ -59,6 +59,29 @@ async def test_the_configured_program_is_taken_where_none_is_named(tmp_path: Pat
     with pytest.raises(InvalidArgument, match="unknown command type: emacs"):
         async with open_agent(connector="near", config=config):
             pass
+
+
+@pytest.mark.bubblewrap
+async def test_an_image_is_refused_by_a_place_that_has_none_unless_it_is_that_of_a_program(
+    tmp_path: Path,
+) -> None:
+    key, written = tmp_path / "key", tmp_path / "assistants" / "coder" / "assistant.yaml"
+    key.write_text("sk-of-no-service")
+    key.chmod(0o600)
+    written.parent.mkdir(parents=True)
+    config = Config(
+        data_dir=tmp_path / "data",
+        backend="bubblewrap",
+        agents=AgentsConfig(folders=(tmp_path / "assistants",)),
+        connectors={"near": SERVICES["near"].model_copy(update={"key": f"file:{key}"})},
+    )
+    written.write_text("sandbox: {image: my-image}")
+    with pytest.raises(ConfigError, match="coder names the image my-image, and backend bubblewrap"):
+        async with open_agent("coder", config=config):
+            pass
+    written.write_text("sandbox: {max_memory: 512m}")
+    async with open_agent("coder", config=config) as agent:
+        assert (await agent.session.exec("echo here")).stdout == "here\n"
 
 
 @pytest.mark.docker

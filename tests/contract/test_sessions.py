@@ -42,7 +42,7 @@ async def test_eight_callers_of_one_chat_share_one_sandbox(
 class SlowBackend:
     """A real backend whose creation waits until it is let through; counts creations."""
 
-    holds_files = keeps_paused_files = False
+    holds_files = keeps_paused_files = takes_images = False
 
     def __init__(self, inner: Backend) -> None:
         self._inner = inner

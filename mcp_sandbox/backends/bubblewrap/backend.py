@@ -89,7 +89,7 @@ class BubblewrapBackend:
     Without `walls` it is unsafe-local: the same paths, users and limits, but no isolation.
     """
 
-    holds_files = keeps_paused_files = False
+    holds_files = keeps_paused_files = takes_images = False
 
     def __init__(self, data_root: Path, *, walls: bool = True) -> None:
         self._root = data_root

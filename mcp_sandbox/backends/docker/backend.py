@@ -94,6 +94,7 @@ class DockerBackend:
 
     name: models.BackendName = "docker"
     holds_files = keeps_paused_files = False
+    takes_images = True
 
     def __init__(self, config: DockerConfig, data_root: Path) -> None:
         self._config = config

@@ -116,7 +116,7 @@ class E2BBackend:
     """Makes sandboxes by E2B; those of one data root have the same metadata."""
 
     name: models.BackendName = "e2b"
-    holds_files, keeps_paused_files = True, False
+    holds_files, keeps_paused_files, takes_images = True, False, True
 
     def __init__(
         self, settings: E2BConfig, data_root: Path, key: Callable[[], Awaitable[str]]

@@ -143,7 +143,7 @@ class KubernetesBackend:
     """The sandboxes of one data root in one namespace."""
 
     name: models.BackendName = "kubernetes"
-    holds_files = True
+    holds_files = takes_images = True
 
     def __init__(self, renderer: Renderer, namespace: Namespace, certificates: Path) -> None:
         self._config = namespace.config
