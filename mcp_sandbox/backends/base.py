@@ -125,8 +125,7 @@ class NoopBackend:
     """A backend that makes no sandboxes: sessions exist, and work in them is refused in words."""
 
     name: models.BackendName = "noop"
-    holds_files = keeps_paused_files = False
-    takes_images = True
+    holds_files, keeps_paused_files, takes_images = False, False, True
 
     async def probe(self) -> str:
         return "no sandboxes are made here"

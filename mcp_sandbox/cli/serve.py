@@ -35,15 +35,11 @@ ProjectAccessOption = Annotated[
     str | None,
     given("--project-dir", "ACCESS", "Show the client's folder at /project: none, ro, rw or copy."),
 ]
+_IDLE_EXIT = "End when for so long no client is connected and nothing runs; 0 and --http = never."
+_ANONYMOUS = "Over HTTP on a loopback address, let every program of this machine in."
+_SKILLS = "Offer the skills in this folder; may be given several times."
 SkillFolders = Annotated[
-    list[Path] | None,
-    given(
-        "--skills",
-        "DIR",
-        "Offer the skills in this folder; may be given several times.",
-        exists=True,
-        file_okay=False,
-    ),
+    list[Path] | None, given("--skills", "DIR", _SKILLS, exists=True, file_okay=False)
 ]
 LogFormatOption = Annotated[
     str | None,
@@ -51,6 +47,7 @@ LogFormatOption = Annotated[
 ]
 
 _NAMES = "Or path, example, or set NAME VALUE."
+_SET = "write `config set NAME VALUE`; without a line in the file a setting has its default"
 Names = Annotated[list[str] | None, typer.Argument(metavar="NAME", help=_NAMES)]
 
 
@@ -66,25 +63,14 @@ def _flags(
 
 def serve(
     *,
-    idle_exit: Annotated[
-        str | None,
-        given(
-            "--idle-exit",
-            "TIME",
-            "End when for so long no client is connected and nothing runs; 0 and --http = never.",
-        ),
-    ] = None,
+    idle_exit: Annotated[str | None, given("--idle-exit", "TIME", _IDLE_EXIT)] = None,
     project_dir: ProjectAccessOption = None,
     skills: SkillFolders = None,
     http: Annotated[
         str | None, given("--http", "HOST:PORT", "Serve MCP over HTTP too, to users with a token.")
     ] = None,
     allow_anonymous_loopback: Annotated[
-        bool,
-        flag(
-            "Over HTTP on a loopback address, let every program of this machine in.",
-            "--allow-anonymous-loopback",
-        ),
+        bool, flag(_ANONYMOUS, "--allow-anonymous-loopback")
     ] = False,
     log_format: LogFormatOption = None,
     backend: BackendOption = None,
@@ -151,17 +137,21 @@ def connect(
 def config(names: Names = None, as_json: AsJson = False, backend: BackendOption = None) -> None:
     """Print settings with their values, where these came from, and their help, or set one."""
     file = Path(setting_variables().get("MCP_SANDBOX_CONFIG") or default_config_file())
-    if names == ["path"]:
-        print(file)
-        return
-    if names == ["example"]:
-        lines = (
-            f"# {key}: {json.dumps(v)}  # {about}" for key, v, _, about in load(backend).rows()
-        )
-        print(*lines, sep="\n")
-        return
-    if names and names[0] == "set":
-        names = [_set(file, names[1:])]
+    match names or []:
+        case ["path"]:
+            print(file)
+            return
+        case ["example"]:
+            for key, value, _, about in load(backend).rows():
+                print(f"# {key}: {json.dumps(value)}  # {about}")
+            return
+        case ["set", name, text]:
+            from mcp_sandbox.app.chats import check
+
+            set_value(file, name, text, check)
+            names = [name]
+        case ["set", *_]:
+            raise typer.BadParameter(_SET)
     rows = list(load(backend).rows(*(names or [])))
     tell_differences()
     columns = ("value", "source", "help")
@@ -171,17 +161,6 @@ def config(names: Names = None, as_json: AsJson = False, backend: BackendOption 
         for key, value, source, text in rows
     )
     tell(found, table("setting", *columns, rows=cells), as_json=as_json)
-
-
-def _set(file: Path, words: list[str]) -> str:
-    from mcp_sandbox.app.chats import check
-
-    if len(words) != 2:
-        raise typer.BadParameter(
-            "write `config set NAME VALUE`; without a line in the file a setting has its default"
-        )
-    set_value(file, words[0], words[1], check)
-    return words[0]
 
 
 def doctor(

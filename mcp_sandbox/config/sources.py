@@ -161,10 +161,10 @@ def set_value(file: Path, key: str, text: str, check: Callable[[Config], None]) 
     others = {name: each for name, each in setting_variables().items() if name != _spell(key)}
     try:
         status = file.stat() if file.exists() else None
-        wanted = load_config(file, {key: value}, others, text="" if status else _FIRST_LINE)
+        old = (_read(file).decode() if status else "") or _FIRST_LINE
+        wanted = load_config(file, {key: value}, others, text=old)
         check(wanted.config)
-        old = (file.read_bytes().decode() if status else "") or _FIRST_LINE
-        before, after = _around(old, _compose(file, old), file, key)
+        before, after = _around(old, file, key)
         for written in (text, json.dumps(value, ensure_ascii=False)):
             new = f"{before}{written}{after}"
             with suppress(ConfigError):
@@ -178,9 +178,9 @@ def set_value(file: Path, key: str, text: str, check: Callable[[Config], None]) 
     raise ConfigError(f"there is no telling where {key} belongs in {file}: write it there yourself")
 
 
-def _around(text: str, root: yaml.Node | None, path: Path, key: str) -> tuple[str, str]:
+def _around(text: str, path: Path, key: str) -> tuple[str, str]:
     """Return what is before a value and after it: where it is, or at the end of its section."""
-    end = "\r\n" if "\r\n" in text else "\n"
+    root, end = _compose(path, text), "\r\n" if "\r\n" in text else "\n"
     text += end * (not text.endswith("\n"))
     if root is None:
         return f"{text}{key}: ", end
@@ -224,37 +224,32 @@ def _from_file(file: Path | None, text: str = "") -> Iterator[tuple[str, Setting
     path = file or default_config_file()
     if not (file or text or path.exists()):
         return
-    root = _compose(path, text) if text else _read(path)
+    root = _compose(path, text or _read(path))
     for key, name, value in _entries(root, path) if root else ():
         if key in KNOWN:
             given = _make_absolute(key, _value(value, path), path.parent.absolute())
             yield key, (given, _place(path, name))
 
 
-def _read(path: Path) -> yaml.Node | None:
-    # A daemon asks for it whenever a client comes.
+def _read(path: Path) -> bytes:
     try:
-        status = path.stat()
-        if not S_ISREG(status.st_mode):
+        if not S_ISREG(path.stat().st_mode):
             raise ConfigError(f"{path} is no file: give a configuration file")
         check_trusted(path)
-        return _parse(path, (status.st_mtime_ns, status.st_ino, status.st_size))
+        with path.open("rb") as stream:
+            data = stream.read(_LARGEST_FILE + 1)
     except OSError as exc:
         raise ConfigError(
             f"cannot read the configuration file {path}: {exc.strerror}; correct --config"
         ) from exc
+    if len(data) > _LARGEST_FILE:
+        raise ConfigError(f"{path} is larger than 1 MiB: give a configuration file")
+    return data
 
 
 @lru_cache
-def _parse(path: Path, _stamp: object) -> yaml.Node | None:
-    with path.open("rb") as stream:
-        data = stream.read(_LARGEST_FILE + 1)
-    if len(data) > _LARGEST_FILE:
-        raise ConfigError(f"{path} is larger than 1 MiB: give a configuration file")
-    return _compose(path, data)
-
-
 def _compose(path: Path, text: str | bytes) -> yaml.Node | None:
+    """Return the root of a file; a daemon asks for it whenever a client comes."""
     try:
         node: yaml.Node | None = yaml.compose(text, Loader=yaml.SafeLoader)
     except (yaml.YAMLError, UnicodeError, RecursionError) as exc:

@@ -53,15 +53,12 @@ _LONG_S = 240.0
 
 @dataclass(frozen=True)
 class AssistantSpec:
-    """What the assistant of a chat sets of its sandbox; an empty field means the usual.
-
-    `names_image`: the image is its own choice, and not that which has its program.
-    """
+    """What the assistant of a chat sets of its sandbox; an empty field means the usual."""
 
     name: str = ""
     image: str = ""
     limits: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    names_image: bool = False
+    names_image: bool = False  # It is its own choice, not that of its program.
 
 
 USUAL = AssistantSpec()

@@ -246,8 +246,8 @@ class SessionManager:
         if assistant is not None:
             if assistant.names_image and not self._context.backend.takes_images:
                 raise ConfigError(
-                    f"assistant {assistant.name} names the image {assistant.image}, and backend "
-                    f"{self.backend} has none: take `image` out of it, or name another backend"
+                    f"backend {self.backend} has no images, and assistant {assistant.name} names "
+                    f"{assistant.image}: take `image` out of it, or name another backend"
                 )
             # Raises for an unknown image: noted, it would leave the chat's other clients with none.
             await self._context.backend.origin(assistant.image)

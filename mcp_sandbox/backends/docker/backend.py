@@ -93,8 +93,7 @@ class DockerBackend:
     """Sandboxes of one data root on one engine."""
 
     name: models.BackendName = "docker"
-    holds_files = keeps_paused_files = False
-    takes_images = True
+    holds_files, keeps_paused_files, takes_images = False, False, True
 
     def __init__(self, config: DockerConfig, data_root: Path) -> None:
         self._config = config
