@@ -20,12 +20,7 @@ from mcp_sandbox.cli.options import (
 
 group = Group("See and answer what agents need your consent for.", *LEADS)
 Id = Annotated[str, typer.Argument(metavar="ID", help="Its four letters and digits.")]
-_STATES = {
-    "open": "waits",
-    "once": "allowed once",
-    "chat": "allowed in this chat",
-    "no": "refused",
-}
+_STATES = {"open": "waits", "once": "allowed once", "chat": "allowed in this chat", "no": "refused"}
 
 
 @group.command(name="list")

@@ -163,9 +163,7 @@ def _pick_chats(
     return found
 
 
-def _change(
-    command: str, chats: list[str], as_json: bool, **more: object
-) -> Iterator[Mapping[str, Any]]:
+def _change(command: str, chats: list[str], as_json: bool, **more: object) -> Iterator[JsonObject]:
     """Do it to each chat, and yield the answers, or print them as JSON, also where one fails."""
     done = list[JsonObject]()
     try:

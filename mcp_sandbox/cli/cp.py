@@ -26,15 +26,7 @@ from rich.console import Console
 from mcp_sandbox.cli.options import flag, started
 from mcp_sandbox.daemon.control_client import ControlCall, open_control_call
 from mcp_sandbox.errors import NoDaemon, OperatorError
-from mcp_sandbox.runner.wire.terminal_frames import (
-    DATA,
-    END,
-    ERROR,
-    MAX_BYTES,
-    Frames,
-    frame,
-    frames,
-)
+from mcp_sandbox.runner.wire import terminal_frames as wire
 from mcp_sandbox.workspace import beneath
 
 _IN_CHAT = re.compile(r"[A-Za-z0-9][^:]*:.*", re.DOTALL)
@@ -114,7 +106,7 @@ def _copy_in(daemon: Path, source: Path, target: str, *, force: bool) -> None:
     with (
         _begun(daemon, target, size, name=source.absolute().name, force=force) as stream,
         suppress(ConnectionError),
-        tarfile.open(mode="w|", fileobj=stream, bufsize=MAX_BYTES, format=gnu) as tar,
+        tarfile.open(mode="w|", fileobj=stream, bufsize=wire.MAX_BYTES, format=gnu) as tar,
     ):
         tar.add(real, "x", filter=lambda each: None if each.isdev() else each)
 
@@ -152,7 +144,7 @@ class _Tar(io.RawIOBase):
         self._talk, self._advance, self._pieces = talk, advance, self._received()
 
     def write(self, data: Any, /) -> int:  # noqa: ANN401 - as there
-        self._talk.connection.sendall(b"".join(frames(data)) or frame(DATA, b""))
+        self._talk.connection.sendall(b"".join(wire.frames(data)) or wire.frame(wire.DATA, b""))
         self._advance(len(data))
         return len(data)
 
@@ -162,18 +154,18 @@ class _Tar(io.RawIOBase):
         return data
 
     def _received(self) -> Generator[bytes]:
-        heard, data, errors = Frames(), bytes(self._talk.rest), ""
+        heard, data, errors = wire.Frames(), bytes(self._talk.rest), ""
         while True:
             for kind, content in heard.feed(data):
-                if kind == DATA:
+                if kind == wire.DATA:
                     yield content
-                elif kind != END:
+                elif kind != wire.END:
                     errors = (errors + content.decode("utf-8", "replace"))[:_MOST_SAID]
                 elif json.loads(content)["exit_code"] == 0:
                     return
-                if kind in {END, ERROR}:
+                if kind in {wire.END, wire.ERROR}:
                     raise OperatorError(errors.strip() or "tar in the sandbox was ended")
-            data = self._talk.connection.recv(MAX_BYTES)
+            data = self._talk.connection.recv(wire.MAX_BYTES)
             if not data:
                 raise NoDaemon("the daemon ended, and the copy with it")
 
@@ -215,7 +207,9 @@ def _unpack(stream: _Tar, root: int) -> int:
     """Make `x` in `root` of a tar's first member, the others below it; return how many are not."""
     left_out, first = 0, True
     try:
-        with tarfile.open(mode="r|", fileobj=stream, bufsize=MAX_BYTES, tarinfo=_Member) as tar:
+        with tarfile.open(
+            mode="r|", fileobj=stream, bufsize=wire.MAX_BYTES, tarinfo=_Member
+        ) as tar:
             while member := tar.next():
                 tar.members.clear()  # type: ignore[attr-defined]
                 name = "x/" + member.name.removeprefix("./").rstrip("/")

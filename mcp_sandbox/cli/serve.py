@@ -35,6 +35,7 @@ ProjectAccessOption = Annotated[
     str | None,
     given("--project-dir", "ACCESS", "Show the client's folder at /project: none, ro, rw or copy."),
 ]
+_SOCKET, _USUAL = "The server's socket.", "MCP_SANDBOX_SOCKET, or XDG"
 _IDLE_EXIT = "End when for so long no client is connected and nothing runs; 0 and --http = never."
 _ANONYMOUS = "Over HTTP on a loopback address, let every program of this machine in."
 _SKILLS = "Offer the skills in this folder; may be given several times."
@@ -119,15 +120,8 @@ def connect(
     project: Annotated[
         str, given("--project", "DIR", "The project's folder, which stands for a chat.")
     ] = "",
-    socket: Annotated[
-        str,
-        given(
-            "--socket", "PATH", "The server's socket.", show_default="MCP_SANDBOX_SOCKET, or XDG"
-        ),
-    ] = "",
-    no_start: Annotated[
-        bool, flag("Fail when no server runs; else one is started.", "--no-start")
-    ] = False,
+    socket: Annotated[str, given("--socket", "PATH", _SOCKET, show_default=_USUAL)] = "",
+    no_start: Annotated[bool, flag("Fail when no server runs.", "--no-start")] = False,
 ) -> None:
     """Join an MCP client on stdin and stdout to the sandbox server, starting one if need be."""
     named = {"user": user, "chat": chat, "project": project, "socket": socket}

@@ -50,6 +50,8 @@ _FORBID = (
     '"deny": ["Bash(mcp-sandbox approvals:*)", "Bash(mcp-sandbox egress allow:*)", '
     '"Bash(mcp-sandbox project accept:*)"]'
 )
+_EXPIRES = "How long it is valid, such as 12h or 30d; without it, until it is revoked."
+_SCOPE = "mcp: the tools; control: the user's chats in the control API; platform: everybody's."
 Undo = Annotated[bool, flag("Take back what this command wrote.", "--undo")]
 Print = Annotated[bool, flag("Only print what belongs into the file.", "--print")]
 Http = Annotated[str | None, given("--http", "URL", "Use a server at this address.")]
@@ -92,11 +94,8 @@ def _add(name: str, about: str, place: Callable[[str | None], EntryPlace]) -> No
 
 
 for _client, _called in (("cursor", "Cursor"), ("vscode", "Visual Studio Code")):
-    _add(
-        _client,
-        f"Connect {_called}: this folder gets a computer.",
-        partial(files.of_project, _client),
-    )
+    _about = f"Connect {_called}: this folder gets a computer."
+    _add(_client, _about, partial(files.of_project, _client))
 _add("inspector", "Connect MCP Inspector: it gets a computer to look at.", files.inspector)
 
 
@@ -142,12 +141,8 @@ def build(
     """Build a sandbox image; it must be built again after an update of mcp-sandbox."""
     from mcp_sandbox.backends.docker import images as room
 
-    builder = room.ImageBuilder(
-        load().config.docker,
-        lambda line: print(line, file=sys.stderr, flush=True),
-        ca_bundle,
-        from_packages,
-    )
+    progress = partial(print, file=sys.stderr, flush=True)
+    builder = room.ImageBuilder(load().config.docker, progress, ca_bundle, from_packages)
     print(f"built {anyio.run(partial(builder.build, name, tag=tag, base=base))}")
 
 
@@ -217,31 +212,15 @@ def check(
 @tokens.command()
 def add(
     user: Annotated[str, typer.Argument(help="Whose chats the token opens.")],
-    expires: Annotated[
-        float | None,
-        given(
-            "--expires",
-            "TIME",
-            "How long it is valid, such as 12h or 30d; without it, until it is revoked.",
-            parser=lifetime,
-        ),
-    ] = None,
-    scope: Annotated[
-        TokenScope,
-        given(
-            "--scope",
-            "SCOPE",
-            "mcp: the tools; control: the user's chats in the control API; platform: everybody's.",
-        ),
-    ] = "mcp",
+    expires: Annotated[float | None, given("--expires", "TIME", _EXPIRES, parser=lifetime)] = None,
+    scope: Annotated[TokenScope, given("--scope", "SCOPE", _SCOPE)] = "mcp",
     as_json: AsJson = False,
 ) -> None:
     """Make a token for a user and print it: this once, as only its hash is kept."""
     token, secret = _tokens().add(user, expires, scope)
     until = "it is revoked" if token.expires is None else utc(token.expires)
-    print(
-        f"token {token.id} of {user}, valid until {until}; it is not shown again:", file=sys.stderr
-    )
+    about = f"token {token.id} of {user}, valid until {until}; it is not shown again:"
+    print(about, file=sys.stderr)
     tell({**_row(token), "token": secret}, secret, as_json=as_json)
 
 

@@ -11,7 +11,6 @@ import termios
 import tty
 from collections.abc import Generator
 from contextlib import contextmanager, nullcontext, suppress
-from types import FrameType
 from typing import Annotated
 
 import typer
@@ -63,11 +62,8 @@ def _raw_terminal() -> Generator[None]:
 def _signals() -> Generator[int]:
     """Yield a descriptor that wakes at a change of the terminal's size; an end runs clean-ups."""
     reading, writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-    handlers = {
-        signal.SIGWINCH: lambda _number, _frame: None,
-        signal.SIGTERM: _leave,
-        signal.SIGHUP: _leave,
-    }
+    ends = dict.fromkeys((signal.SIGTERM, signal.SIGHUP), lambda number, _: sys.exit(128 + number))
+    handlers = {signal.SIGWINCH: lambda *_: None, **ends}
     before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     waking = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
     try:
@@ -78,10 +74,6 @@ def _signals() -> Generator[int]:
             signal.signal(number, handler)
         os.close(reading)
         os.close(writing)
-
-
-def _leave(number: int, _frame: FrameType | None) -> None:
-    sys.exit(128 + number)
 
 
 class _Joined:

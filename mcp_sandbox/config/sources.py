@@ -41,8 +41,7 @@ _FIRST_LINE = "# `mcp-sandbox config example` prints what can be set.\n"
 Values = Mapping[str, Any] | None
 Setting = tuple[object, str]
 """A value as it was given, and who gave it."""
-Entry = tuple[str, yaml.Node, yaml.Node]
-"""A key, and the nodes of its name and its value."""
+Entry = tuple[str, yaml.Node, yaml.Node]  # Of a key: its name and its value.
 _WORDS: Mapping[object, str] = {
     bool: "true or false",
     int: "a whole number",
@@ -201,8 +200,7 @@ def _around(text: str, path: Path, key: str) -> tuple[str, str]:
 def _end(text: str, node: yaml.Node) -> int:
     """Return where a node ends, without the comments after it."""
     while isinstance(node, yaml.CollectionNode) and node.value and not node.flow_style:
-        last = node.value[-1]
-        node = last[1] if isinstance(last, tuple) else last
+        *_, node = node.value[-1] if isinstance(node, yaml.MappingNode) else node.value
     return len(text[: node.end_mark.index].rstrip())
 
 

@@ -26,14 +26,7 @@ from mcp_sandbox.errors import (
     TooLarge,
 )
 from mcp_sandbox.models import ChatId, SessionStatus
-from mcp_sandbox.runner.wire.terminal_frames import (
-    END,
-    ERROR,
-    MAX_BYTES,
-    FrameError,
-    Frames,
-    frame,
-)
+from mcp_sandbox.runner.wire.terminal_frames import END, ERROR, MAX_BYTES, FrameError, Frames, frame
 from mcp_sandbox.sessions.approvals import Approval
 from mcp_sandbox.sessions.doors import Egress
 from mcp_sandbox.sessions.manager import SessionManager
