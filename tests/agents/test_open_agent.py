@@ -76,7 +76,7 @@ async def test_an_image_is_refused_by_a_place_that_has_none_unless_it_is_that_of
         connectors={"near": SERVICES["near"].model_copy(update={"key": f"file:{key}"})},
     )
     written.write_text("sandbox: {image: my-image}")
-    with pytest.raises(ConfigError, match="bubblewrap has no images, and assistant coder names my-im"):
+    with pytest.raises(ConfigError, match="bubblewrap has no images, and assistant coder"):
         async with open_agent("coder", config=config):
             pass
     written.write_text("sandbox: {max_memory: 512m}")
