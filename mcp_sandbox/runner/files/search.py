@@ -171,6 +171,8 @@ def _explain_nothing(query: Query) -> str:
         why = _explain_glob(query.base, query.glob, folder)
         return f"no file matches the glob{why and '; '}{why}"
     given, other = query.pattern.pattern, MatchOutput(1, 0)
+    if re.search(r"\\x[89a-fA-F]", given):
+        return r"a byte that is shown as \xe9 is no character: search for the text beside it"
     meant = "".join(_BASIC.get(piece, piece) for piece in re.findall(_PIECE, given))
     with suppress(OpError):
         query = query._replace(pattern=compile_pattern(meant, query.pattern.flags))
@@ -318,13 +320,13 @@ class MatchOutput:
             self._path = ""
 
     def body(self) -> bytes:
-        """Return the lines as UTF-8, each with its newline; invalid characters are replaced.
+        r"""Return the lines as UTF-8, each with its newline; bytes that are none as `\xe9`.
 
         A cut result ends with its last match's context.
         """
         lines = self._lines[: self._kept] if self.truncated else self._lines
         raw = "".join(f"{line}\n" for line in lines).encode("utf-8", "surrogateescape")
-        return raw.decode("utf-8", "replace").encode()
+        return raw.decode("utf-8", "backslashreplace").encode()
 
 
 def _window(text: str, column: int) -> str:

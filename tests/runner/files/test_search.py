@@ -138,6 +138,18 @@ def test_a_linked_folder_is_entered_when_it_is_named(workspace: Path, engine: st
     ]
 
 
+def test_a_byte_that_is_not_utf_8_is_found_beside_text_alone(workspace: Path, engine: str) -> None:
+    (workspace / "f").write_bytes("café = 1\ncafè = 2\n".encode("latin-1"))
+    assert grep(pattern="caf") == [r"f:1:caf\xe9 = 1", r"f:2:caf\xe8 = 2"]
+    result, body = call("grep", pattern=r"caf\xe9 = 1")
+    assert (result["matches"], body) == (0, b"")
+    assert result["hint"] == (
+        r"a byte that is shown as \xe9 is no character: search for the text beside it"
+    )
+    (workspace / "g").write_text("café = 1\n")
+    assert grep(pattern=r"caf\xe9 = 1") == ["g:1:café = 1"]
+
+
 @pytest.mark.parametrize(
     ("pattern", "hint"),
     [
@@ -295,7 +307,7 @@ def test_binary_files_are_skipped_and_long_lines_cut(workspace: Path, engine: st
     result, body = call("grep", pattern="x", limit=100_000)
     lines = body.decode().split("\n")[:-1]
     shown = "[column 1] " + "x" * 500 + " [...]"
-    assert lines == ["bad:1:caf\ufffd x", f"long:1:{shown}", "long:2:end x"]
+    assert lines == [r"bad:1:caf\xe9 x", f"long:1:{shown}", "long:2:end x"]
     assert result == {"matches": 3, "files": 2, "truncated": False, "hint": ""}
 
 
