@@ -330,6 +330,20 @@ async def test_a_file_that_is_not_utf_8_is_named_and_never_mixed(session: Sessio
         await session.write_file("f", "plain\n", append=True)
 
 
+async def test_linked_folders_are_entered_where_a_glob_names_them(session: Session) -> None:
+    await session.exec(
+        "mkdir -p store/pkg packages/{a,b}/node_modules; echo needle >store/pkg/i.js; "
+        "ln -s ../../../store/pkg packages/a/node_modules/; ln -s .. packages/b/node_modules/pkg"
+    )
+    found = ("packages/a/node_modules/pkg/i.js",)
+    assert (await session.glob("packages/*/node_modules/pkg/*.js")).paths == found
+    assert (await session.glob("packages/*/node_modules/p*/*.js")).paths == ()
+    back = await session.glob("**/pkg/**/*.js")
+    assert (back.paths, back.truncated) == (("store/pkg/i.js",), False)
+    lines = (await session.grep("needle", glob="packages/*/node_modules/pkg/*.js")).lines
+    assert lines == (f"{found[0]}:1:needle",)
+
+
 async def test_what_programs_fill_by_themselves_is_left_out_of_searches(session: Session) -> None:
     await session.exec(
         "mkdir -p v/lib src/node_modules/p out; touch v/pyvenv.cfg; echo /out/ >.gitignore; "
