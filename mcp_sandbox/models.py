@@ -358,12 +358,12 @@ class ExecResult:
 
 @dataclass(frozen=True)
 class FileContent:
-    """A part of a file.
+    r"""A part of a file.
 
     kind "text": `data` is UTF-8 of whole lines from `first_line` (1-based), `lines` of them;
     `more` says that lines follow; `long_lines_cut` counts lines cut at the per-line limit.
     kind "image": `data` is the whole image, `mime` its type. kind "binary": `data` is the first
-    bytes.
+    bytes. `encoding` is empty, or a guess where not all is UTF-8: other bytes are `\xe9` in `data`.
     """
 
     path: str
@@ -376,6 +376,7 @@ class FileContent:
     total_lines: int | None = None
     more: bool = False
     long_lines_cut: int = 0
+    encoding: str = ""
 
 
 @dataclass(frozen=True)

@@ -60,9 +60,10 @@ _READERS = (
     (b"%PDF-", "a PDF", "pdftotext {0} - (poppler-utils) or pypdf, where one is installed"),
     (b"PK\3\4", "a zip file", "python3 -m zipfile -l {0}; with -e {0} DIR it is unpacked"),
     (b"\x1f\x8b", "gzip data", "zcat {0} | head -n 50, or for a tar file tar -tzf {0}"),
-    ((b"\xff\xfe", b"\xfe\xff"), "UTF-16 text", "iconv -f UTF-16 -t UTF-8 {0}"),
     (b"", "", "a program that reads this type, such as python3; all bytes: od -A x -t x1z {0}"),
 )
+_CONVERT = "iconv -f {1} -t UTF-8 {0}"
+_STRAY = "all lines with such: exec LC_ALL=C.UTF-8 grep -naxv '.*' {0}"
 _SILENT = {True: "(nothing new was printed)", False: "(no output)"}
 _GAP = " bytes left out here; "
 _TROUBLE = re.compile(f"^.*(?:{models.TROUBLE})", re.IGNORECASE | re.MULTILINE)
@@ -360,8 +361,10 @@ def format_file(content: models.FileContent) -> CallToolResult:
     name, size = show_name(content.path), max(content.size, len(content.data))
     if not content.mime.startswith("image/"):
         kind, reader = next(row[1:] for row in _READERS if content.data.startswith(row[0]))
+        if content.encoding not in ("", "UTF-8") and not kind:
+            kind, reader = f"perhaps {show_name(content.encoding)} text", _CONVERT
         what = kind or f"not text, {content.mime}, begins with {content.data[:64]!r}"
-        hint = f"[to get at it: {reader.format(quote(name))}]"
+        hint = f"[to get at it: {reader.format(quote(name), quote(show_name(content.encoding)))}]"
         return texts([f"{name}: {content.size:,} bytes, {what}\n{hint}"], meta)
     found = inspect(name, content.data, size)
     pixels = f"{found.width:,} × {found.height:,} pixels, " if found.width or found.height else ""  # noqa: RUF001
@@ -398,6 +401,10 @@ def _file_notes(content: models.FileContent, count: int) -> Iterable[str]:
     if content.long_lines_cut:
         cut = _count(content.long_lines_cut, "long line")
         yield f"[{cut} shortened here; exec with cut -c shows more]"
+    if content.encoding:
+        way = _STRAY if content.encoding == "UTF-8" else f"perhaps {{1}}, a guess: exec {_CONVERT}"
+        names = quote(show_name(content.path)), quote(show_name(content.encoding))
+        yield f"[bytes that are not UTF-8 are shown as \\xe9; {way.format(*names)}]"
 
 
 def write_result(result: models.WriteResult, *, append: bool) -> CallToolResult:

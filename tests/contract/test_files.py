@@ -303,6 +303,47 @@ async def test_lists_globs_and_searches_find_what_is_there(session: Session) -> 
     assert (await session.grep("o", "file", limit=1)).truncated
 
 
+async def test_a_file_that_is_not_utf_8_is_named_and_never_mixed(session: Session) -> None:
+    latin = "a = 1  # café\r\nb = 2  # cafè\r\n".encode("latin-1")
+    await session.write_file("f", latin)
+    read = await session.read_file("f", offset=2)
+    assert (read.encoding, read.data) == ("WINDOWS-1252", b"b = 2  # caf\\xe8\n")
+    assert (await session.grep("a = 1", "f")).lines == (r"f:1:a = 1  # caf\xe9",)
+    for old, new, words in (
+        ("a = 1", "é", "iconv -f WINDOWS-1252 -t UTF-8"),
+        ("# café", "", "iconv -f WINDOWS-1252 -t UTF-8"),
+        (r"# caf\xe9", "", r"\\xNN that stand for bytes which are not UTF-8"),
+    ):
+        with pytest.raises(errors.CallerError, match=words):
+            await session.edit_file("f", old, new)
+    with pytest.raises(errors.WrongKind, match="iconv -f WINDOWS-1252 -t UTF-8"):
+        await session.write_file("f", "é", append=True)
+    edited = await session.edit_file("f", "a = 1", "c = 1")
+    assert "-a = 1  # caf\\xe9\n+c = 1  # caf\\xe9\n b = 2  # caf\\xe8\n" in edited.diff
+    await session.write_file("f", "plain\n", append=True)
+    shown = await session.exec("iconv -f WINDOWS-1252 -t UTF-8 f")
+    assert shown.stdout == "c = 1  # café\r\nb = 2  # cafè\r\nplain\n"
+    await session.write_file("f", "é")
+    assert (await session.read_file("f")).encoding == ""
+    await session.write_file("f", "Grüße".encode("utf-16"))
+    with pytest.raises(errors.WrongKind, match="iconv -f UTF-16 -t UTF-8"):
+        await session.write_file("f", "plain\n", append=True)
+
+
+async def test_linked_folders_are_entered_where_a_glob_names_them(session: Session) -> None:
+    await session.exec(
+        "mkdir -p store/pkg packages/{a,b}/node_modules; echo needle >store/pkg/i.js; "
+        "ln -s ../../../store/pkg packages/a/node_modules/; ln -s .. packages/b/node_modules/pkg"
+    )
+    found = ("packages/a/node_modules/pkg/i.js",)
+    assert (await session.glob("packages/*/node_modules/pkg/*.js")).paths == found
+    assert (await session.glob("packages/*/node_modules/p*/*.js")).paths == ()
+    back = await session.glob("**/pkg/**/*.js")
+    assert (back.paths, back.truncated) == (("store/pkg/i.js",), False)
+    lines = (await session.grep("needle", glob="packages/*/node_modules/pkg/*.js")).lines
+    assert lines == (f"{found[0]}:1:needle",)
+
+
 async def test_what_programs_fill_by_themselves_is_left_out_of_searches(session: Session) -> None:
     await session.exec(
         "mkdir -p v/lib src/node_modules/p out; touch v/pyvenv.cfg; echo /out/ >.gitignore; "

@@ -295,6 +295,22 @@ def test_text_comes_with_line_numbers() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("encoding", "note"),
+    [
+        ("KOI8-R", "perhaps KOI8-R, a guess: exec iconv -f KOI8-R -t UTF-8 '/a b']"),
+        ("UTF-8", "all lines with such: exec LC_ALL=C.UTF-8 grep -naxv '.*' '/a b']"),
+        ("x'\n$(id)", "perhaps 'x'\"'\"'␊$(id)', a guess: exec iconv -f 'x'\"'\"'␊$(id)' -t"),
+    ],
+)
+def test_what_is_not_utf_8_is_said_with_a_command(encoding: str, note: str) -> None:
+    content = text_file(b"caf\\xe9\n", path="/a b", encoding=encoding)
+    said = text_of(results.format_file(content))
+    assert said.startswith(
+        f"     1\tcaf\\xe9\n[bytes that are not UTF-8 are shown as \\xe9; {note}"
+    )
+
+
 def test_an_empty_file_is_said_to_be_empty() -> None:
     assert text_of(results.format_file(text_file(b""))) == "[the file is empty]"
 

@@ -21,7 +21,7 @@ _COMPARED = 50
 
 def describe_nearest(content: bytes, old: bytes, name: str) -> str:
     """Return the message for a text that was not found: the nearest lines and the differences."""
-    given, text = (each.decode("utf-8", "replace").replace("\r\n", "\n") for each in (old, content))
+    given, text = (each.decode("utf-8", "backslashreplace") for each in (old, content))
     if slip := _slip(given, text):
         return f"old is in {name}, but without {slip}"
     wanted, lines = _lines(given), _lines(text[:MAX_CONTENT])
@@ -42,6 +42,8 @@ def describe_nearest(content: bytes, old: bytes, name: str) -> str:
 
 def _slip(given: str, text: str) -> str:
     """Return what was added to `given`, if the text holds it without that."""
+    if given in text:
+        return "the \\xNN that stand for bytes which are not UTF-8: give the text beside them alone"
     unescaped = given.replace("\\n", "\n").replace("\\t", "\t").replace('\\"', '"')
     if unescaped != given and unescaped in text:
         return 'a \\ before n, t or ": give the line ends, tabs and quotes themselves'

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import codecs
 import os
+import re
 import stat
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mcp_sandbox.runner.files.call import BIGGEST, closing_fd, put, send
+from mcp_sandbox.runner.files.call import BIGGEST, CHUNK, closing_fd, put, send
 from mcp_sandbox.runner.files.paths import relativize, resolve, show
 from mcp_sandbox.runner.files.walk import kind_of
 from mcp_sandbox.runner.wire.protocol import OpError
@@ -24,8 +26,10 @@ _MAX_LINE = 2000  # Characters of a line that are shown.
 _CHUNK = 1024 * 1024
 # How much of the rest is read only to count its lines.
 _CHEAP = 32 * 1024 * 1024
-# PDF and UTF-16 can look like text.
-_NO_TEXT = (b"%PDF-", b"\xff\xfe", b"\xfe\xff")
+_UTF_16 = (b"\xff\xfe", b"\xfe\xff")
+# These can look like text.
+_NO_TEXT = (b"%PDF-", *_UTF_16)
+_CONTROL = re.compile(rb"[\0-\x08\x0e-\x1a\x1c-\x1f\x7f]")
 _OPEN = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
@@ -96,7 +100,8 @@ def read_lines(call: OperationCall) -> dict[str, Any]:
             return {**facts, "kind": "image", "mime": mime}
         if mime or not is_text(head):
             put(call.stdout, head[:FIRST_BYTES])
-            return {**facts, "kind": "binary", "mime": mime or "application/octet-stream"}
+            mime = mime or "application/octet-stream"
+            return {**facts, "kind": "binary", "mime": mime, "encoding": guess_encoding(head)}
         data, part = _read_part(fd, path, offset, limit, max_bytes)
         put(call.stdout, data)
     return {**facts, "kind": "text", "mime": "text/plain", **part}
@@ -104,13 +109,9 @@ def read_lines(call: OperationCall) -> dict[str, Any]:
 
 def image_type(head: bytes) -> str | None:
     """Return the MIME type of an image that models can see, by its first bytes."""
-    if head.startswith(b"\x89PNG\r\n\x1a\n"):
-        return "image/png"
-    if head.startswith(b"\xff\xd8\xff"):
-        return "image/jpeg"
-    if head.startswith((b"GIF87a", b"GIF89a")):
-        return "image/gif"
-    return "image/webp" if head[:4] == b"RIFF" and head[8:12] == b"WEBP" else None
+    kinds = rb"(?P<png>\x89PNG\r\n\x1a\n)|(?P<jpeg>\xff\xd8\xff)|(?P<gif>GIF8[79]a)"
+    found = re.match(kinds + rb"|(?P<webp>RIFF(?s:.{4})WEBP)", head)
+    return f"image/{found.lastgroup}" if found else None
 
 
 def is_text(head: bytes) -> bool:
@@ -121,6 +122,28 @@ def is_text(head: bytes) -> bool:
     return decoded.count("\ufffd") <= max(len(decoded) * 3 // 10, 1)
 
 
+def guess_encoding(data: bytes) -> str:
+    """Guess by which of iconv's names to read what is not UTF-8: UTF-8 itself if most of it is.
+
+    What is all UTF-8, or no text, has none. A whole chunk or more may end within a character.
+    """
+    if data.startswith(_UTF_16):
+        return "UTF-16"
+    text, used = codecs.utf_8_decode(data, "ignore", len(data) < CHUNK)
+    odd = used - len(text.encode())
+    if not odd or (not is_text(data[:_HEAD]) and _CONTROL.search(data[:_HEAD])):
+        return ""
+    if len(text) - len(text.encode("ascii", "ignore")) >= odd:
+        return "UTF-8"
+    runs = [run[0] for run, _ in zip(re.finditer(rb"[\x80-\xff]{1,64}", data), range(1000))]
+    high = b"".join(runs)
+    # Among Latin letters these stand alone; Russian ones begin at 0xC0, in two arrangements.
+    latin = 2 * len(high) < 5 * len(runs)
+    if latin or 10 * sum(byte < 0xC0 for byte in high) > len(high):
+        return "WINDOWS-1252" if latin else "GB18030"
+    return "WINDOWS-1251" if 2 * sum(byte >= 0xE0 for byte in high) > len(high) else "KOI8-R"
+
+
 def _read_part(
     fd: int, path: str, offset: int, limit: int, max_bytes: int
 ) -> tuple[bytes, dict[str, Any]]:
@@ -128,10 +151,10 @@ def _read_part(
 
     Together they have at most `max_bytes`, but there is always one.
     """
-    start, before = _skip(fd, offset - 1)
+    begin, before = _skip(fd, offset - 1)
     lines: list[bytes] = []
-    size = long_lines = 0
-    for line in split(fd, start, _MAX_LINE * 4 + 2):
+    start, size, long_lines = begin, 0, 0
+    for line in split(fd, start, _MAX_LINE * 4 + 5):
         text, was_cut = _tidy(line, first=start == 0)
         if len(lines) >= limit or (lines and size + len(text) > max_bytes):
             break
@@ -144,19 +167,22 @@ def _read_part(
         raise OpError(
             "invalid", f"{show(path)} {has}, so line {offset} is past its end: start earlier"
         )
-    more, rest = _rest(fd, start)
+    end, rest = _skip(fd, BIGGEST, start, _CHEAP)
+    shown = os.pread(fd, min(start - begin, _CHUNK), begin)
     return b"".join(lines), {
         "first_line": offset,
         "lines": len(lines),
-        "total_lines": None if rest is None else offset - 1 + len(lines) + rest,
-        "more": more,
+        "total_lines": None if end - start > _CHEAP else offset - 1 + len(lines) + rest,
+        "more": end > start,
         "long_lines_cut": long_lines,
+        # How the file begins says more than a few lines.
+        "encoding": guess_encoding(shown) and guess_encoding(shown + os.pread(fd, _CHUNK, 0)),
     }
 
 
 def _tidy(line: Line, *, first: bool) -> tuple[bytes, bool]:
-    """Return the line as valid UTF-8 without CR and byte order mark; whether it was cut."""
-    text = line.head.decode("utf-8", "replace")
+    r"""Return the line without CR and byte order mark, as UTF-8 and `\xe9`; whether it was cut."""
+    text = line.head.decode("utf-8", "backslashreplace")
     if line.length == len(line.head):
         text = text.removesuffix("\r")
     if first:
@@ -181,11 +207,13 @@ def split(fd: int, start: int, keep: int) -> Iterator[Line]:
         yield Line(head, length, False, where)
 
 
-def _skip(fd: int, count: int) -> tuple[int, int]:
-    """Return the start of the line after the first `count` lines, and how many there were."""
-    where = passed = 0
-    last = b"\n"
-    while passed < count and (chunk := os.pread(fd, _CHUNK, where)):
+def _skip(fd: int, count: int, start: int = 0, most: int = BIGGEST) -> tuple[int, int]:
+    """Return the place after `count` lines from `start` on, and how many there were.
+
+    After `most` bytes, or somewhat more, it looks no further.
+    """
+    where, passed, last = start, 0, b"\n"
+    while passed < count and where - start <= most and (chunk := os.pread(fd, _CHUNK, where)):
         here = chunk.count(b"\n")
         if passed + here >= count:
             return where + len(chunk) - len(chunk.split(b"\n", count - passed)[-1]), count
@@ -193,16 +221,3 @@ def _skip(fd: int, count: int) -> tuple[int, int]:
         where += len(chunk)
         last = chunk[-1:]
     return where, passed + (last != b"\n")
-
-
-def _rest(fd: int, start: int) -> tuple[bool, int | None]:
-    """Return whether anything follows `start`, and how many lines; None if counting takes long."""
-    where, newlines = start, 0
-    last = b"\n"
-    while chunk := os.pread(fd, _CHUNK, where):
-        newlines += chunk.count(b"\n")
-        last = chunk[-1:]
-        where += len(chunk)
-        if where - start > _CHEAP:
-            return True, None
-    return where > start, newlines + (last != b"\n")

@@ -27,7 +27,7 @@ from contextlib import contextmanager, suppress
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mcp_sandbox.runner.files.call import closing_fd, put, put_rows, read_chunks
+from mcp_sandbox.runner.files.call import closing_fd, put, put_rows
 from mcp_sandbox.runner.files.paths import TEMPORARY, guess_path, relativize, resolve, show
 from mcp_sandbox.runner.files.reading import open_regular, split
 from mcp_sandbox.runner.files.walk import MAX_LIMIT, Budget, join, kind_of, open_directory, walk
@@ -64,7 +64,7 @@ _CLASSES |= {"space": r"\s", "word": r"\w", "xdigit": "0-9a-fA-F", "punct": r"!-
 # How grep without -E writes what a pattern writes here.
 _BASIC = {f"\\{char}": char for char in "|+?(){}"} | {char: f"\\{char}" for char in "|+?(){}"}
 # Globs that ripgrep reads as `compile_glob` does.
-_SAME_IN_RIPGREP = re.compile(r"(?!!)(?:[\w\-. +@%=,/*]|\{[\w\-. +@%=,*]*\})+", re.ASCII)
+_SAME_IN_RIPGREP = re.compile(r"(?!!|.*\*{3})(?:[\w\-. +@%=,/*]|\{[\w\-. +@%=,*]*\})+", re.ASCII)
 # A set in a set, or what joins sets, is that to ripgrep alone.
 _UNLIKE_RIPGREP = re.compile(r"\[[^\]]*[\[&~]")
 _LEFT_OUT = {".git", ".mcp-sandbox", ".venv", "node_modules", "venv"}
@@ -108,7 +108,7 @@ def _find(left: LeftOut, glob: str, budget: Budget) -> Iterator[tuple[str, os.Di
     """Yield path and entry of all that match a normalized glob, directories too."""
     matches: Callable[[str], bool] = compile_glob(glob) if glob else lambda _: True
     top = open_directory(left.base or "/")
-    for path, entry, _ in walk(top, 100_000, budget, is_no_draft, left.has):
+    for path, entry, _ in walk(top, 100_000, budget, is_no_draft, left.enters):
         if matches(path) and not left.has(path):
             yield path, entry
 
@@ -129,7 +129,7 @@ def list_directory(call: OperationCall) -> dict[str, Any]:
     hidden = call.flag("hidden", default=True)
     budget, left = Budget(), LeftOut(path, "")
     wanted = is_no_draft if hidden else lambda each: not each.rpartition("/")[2].startswith(".")
-    found = walk(open_directory(path), depth, budget, wanted, left.has)
+    found = walk(open_directory(path), depth, budget, wanted, left.enters)
     rows: dict[str, list[Any]] = {}
     with _time_limit(SECONDS, budget):
         rows.update((row[0], row[1:]) for row in map(_describe, found) if row)
@@ -171,6 +171,8 @@ def _explain_nothing(query: Query) -> str:
         why = _explain_glob(query.base, query.glob, folder)
         return f"no file matches the glob{why and '; '}{why}"
     given, other = query.pattern.pattern, MatchOutput(1, 0)
+    if re.search(r"\\x[89a-fA-F]", given):
+        return r"a byte that is shown as \xe9 is no character: search for the text beside it"
     meant = "".join(_BASIC.get(piece, piece) for piece in re.findall(_PIECE, given))
     with suppress(OpError):
         query = query._replace(pattern=compile_pattern(meant, query.pattern.flags))
@@ -186,6 +188,7 @@ def _query(call: OperationCall) -> Query:
         os.close(open_regular(path)[0])
     glob_text = guess_path(call.text("glob", ""))
     base, glob_text = (base, "") if only else _placed(glob_text, path)
+    glob_text = normalize(glob_text, base) if glob_text else ""
     given = call.text("pattern")
     if not given or "\0" in given:
         raise OpError("invalid", "the pattern is empty or holds a NUL byte: give one without")
@@ -194,7 +197,7 @@ def _query(call: OperationCall) -> Query:
         given_path=path if only else base,
         base=base,
         only=only,
-        glob=normalize(glob_text, base) if glob_text else "",
+        glob=glob_text,
         context=call.number("context", 0, high=50),
         limit=call.number("limit", 200, low=1, high=100_000),
         left=LeftOut(join(base, only), glob_text),
@@ -276,9 +279,7 @@ class MatchOutput:
         self._lines: list[str] = []
         self._size = 0
         self._kept = 0
-        self._path = ""
-        self._last_line = 0
-        self._last_match = 0
+        self._path, self._last_line, self._last_match = "", 0, 0
         self._before_file = (0, 0, 0)
 
     def add(self, path: str, number: int, text: str, column: int) -> bool:
@@ -318,13 +319,13 @@ class MatchOutput:
             self._path = ""
 
     def body(self) -> bytes:
-        """Return the lines as UTF-8, each with its newline; invalid characters are replaced.
+        r"""Return the lines as UTF-8, each with its newline; bytes that are none as `\xe9`.
 
         A cut result ends with its last match's context.
         """
         lines = self._lines[: self._kept] if self.truncated else self._lines
         raw = "".join(f"{line}\n" for line in lines).encode("utf-8", "surrogateescape")
-        return raw.decode("utf-8", "replace").encode()
+        return raw.decode("utf-8", "backslashreplace").encode()
 
 
 def _window(text: str, column: int) -> str:
@@ -345,8 +346,8 @@ class LeftOut:
         self._rules: dict[str, list[Rule]] = {}
         # None: all that is in there is wanted, as the caller names it.
         self._known: dict[str, bool | None] = {"": False}
-        # Paths below `base`, without what is in them.
-        self.paths: list[str] = []
+        # Paths below `base`, without what is in them; whether links were entered.
+        self.paths, self.linked = list[str](), False
 
     def has(self, path: str) -> bool:
         """Return whether this path below `base` is left out."""
@@ -355,6 +356,17 @@ class LeftOut:
             self._look_above()
             self._known[path] = self._look(path)
         return bool(self._known[path])
+
+    def enters(self, path: str, entry: os.DirEntry[str]) -> bool:
+        """Return whether to look into a folder, or where a link leads that the glob names."""
+        wanted = entry.is_dir(follow_symlinks=False)
+        if entry.is_symlink():
+            ends = (end for end, name in enumerate(self._names[:-1], 1) if name == entry.name)
+            globs = ("/" + "/".join(self._names[:end]) for end in ends)
+            # What ends within braces is no glob.
+            wanted = any(g.count("{") == g.count("}") and compile_glob(g)(path) for g in globs)
+            self.linked |= wanted
+        return wanted and not self.has(path)
 
     def tell(self) -> dict[str, list[str]]:
         """Return the uppermost of them as a caller is shown them, folders with a slash."""
@@ -493,10 +505,11 @@ def search(query: Query, found: MatchOutput) -> MatchOutput:
     program, pattern = _program(), query.pattern
     literal = f"/{query.only}" if query.only else query.glob
     unlike = pattern.flags & re.MULTILINE or _UNLIKE_RIPGREP.search(pattern.pattern)
-    same = not literal or _SAME_IN_RIPGREP.fullmatch(literal)
-    if program and same and not unlike and "*" not in query.only and "***" not in literal:
+    same = not literal or (_SAME_IN_RIPGREP.fullmatch(literal) and "*" not in query.only)
+    command = [program, *_arguments(query)] if program and same and not unlike else []
+    if command and not query.left.linked:
         with closing_fd(os.memfd_create("complaints")) as complaints:
-            _run([program, *_arguments(query)], query, found, complaints)
+            _run(command, query, found, complaints)
             if found.matches or os.fstat(complaints).st_size == 0:
                 return found
     by_python(query, found)
@@ -517,15 +530,12 @@ def _arguments(query: Query) -> list[str]:
     elif query.glob:
         flags += [f"--glob={each}" for each in {query.glob, escape_brackets(query.glob)}]
     if not query.only:
-        flags += [f"--glob=!{TEMPORARY}*", *_unentered(query)]
+        top = open_directory(query.base)
+        deque(walk(top, 100_000, Budget(), is_no_draft, query.left.enters), 0)
+        # `_collect` leaves out the rest.
+        left = [re.sub(r"([][*?{}!\\])", r"\\\1", p) for p in query.left.paths if p.isprintable()]
+        flags += [f"--glob=!{TEMPORARY}*", *(f"--glob=!/{path}" for path in left[:1000])]
     return [*flags, f"--regexp={query.pattern.pattern}", "--", "./"]
-
-
-def _unentered(query: Query) -> list[str]:
-    """Return the globs for folders that are left out; `_collect` leaves out the rest."""
-    deque(walk(open_directory(query.base), 100_000, Budget(), is_no_draft, query.left.has), 0)
-    plain = [re.sub(r"([][*?{}!\\])", r"\\\1", p) for p in query.left.paths if p.isprintable()]
-    return [f"--glob=!/{path}" for path in plain[:1000]]
 
 
 def _run(argv: list[str], query: Query, found: MatchOutput, complaints: int) -> None:
@@ -591,13 +601,11 @@ def _records(output: int) -> Iterator[tuple[bytes, bytes | None]]:
 
 
 def _lines(output: int) -> Iterator[bytes]:
-    start = b""
-    for chunk in read_chunks(output):
-        first, *others = chunk.split(b"\n")
-        start += first[: _LONGEST_RECORD - len(start)]
-        for line in others:
-            yield start
-            start = line[:_LONGEST_RECORD]
+    with open(output, "rb", closefd=False) as pipe:
+        while line := pipe.readline(_LONGEST_RECORD):
+            yield line.removesuffix(b"\n")
+            while line and not line.endswith(b"\n"):
+                line = pipe.readline(_LONGEST_RECORD)
 
 
 def by_python(query: Query, found: MatchOutput) -> None:

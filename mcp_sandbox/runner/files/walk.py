@@ -1,4 +1,4 @@
-"""Walks directory trees by file descriptor. No link is followed.
+"""Walks directory trees by file descriptor. No link is followed, but those that a caller enters.
 
 Nothing recurses and no path is built for the kernel, so trees deeper than PATH_MAX work.
 """
@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 import stat
-from contextlib import closing
+from contextlib import closing, suppress
+from itertools import takewhile
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     Test = Callable[[str], bool]
+    Enters = Callable[[str, os.DirEntry[str]], bool]
+    # A path with a slash, and the directories there that are still to be entered: links, or not.
+    _Level = tuple[str, list[tuple[str, bool]]]
 
 MAX_LIMIT = 100_000
 OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -53,9 +57,13 @@ class Descent:
     def fd(self) -> int:
         return self._fds[-1]
 
-    def down(self, name: str) -> None:
-        """Enter a directory of this one; OSError if it is gone or may not be read."""
-        fd = os.open(name, OPEN_DIRECTORY, dir_fd=self.fd)
+    def down(self, name: str, *, linked: bool = False) -> None:
+        """Enter a directory, or with `linked` where a link leads; OSError if that cannot be."""
+        # A link that leads back is entered once, as `*/this/*.js` may mean just that.
+        fd = os.open(name, OPEN_DIRECTORY & ~(linked * os.O_NOFOLLOW), dir_fd=self.fd)
+        if linked and self._identities.count(_identity(fd)) > 1:
+            os.close(fd)
+            raise OSError(f"{name} leads back in a circle")
         self._fds.append(fd)
         self._identities.append(_identity(fd))
         stale = len(self._fds) - _KEEP_OPEN
@@ -108,27 +116,31 @@ class Budget:
         return not self.spent
 
 
+def _is_folder(_path: str, entry: os.DirEntry[str]) -> bool:
+    return entry.is_dir(follow_symlinks=False)
+
+
 def walk(
-    root: int, depth: int, budget: Budget, wanted: Test, leaves_out: Test = lambda _: False
+    root: int, depth: int, budget: Budget, wanted: Test, enters: Enters = _is_folder
 ) -> Iterator[tuple[str, os.DirEntry[str], int]]:
     """Yield path, entry and open directory of all entries up to `depth` levels below `root`.
 
-    Entries whose path is not `wanted` are skipped with all their content; what is in folders that
-    it `leaves_out` is skipped. Takes over `root`, an open directory. An entry is valid until the
-    next one is asked for. What cannot be read or vanishes is left out.
+    Entries whose path is not `wanted` are skipped with all their content. What is in folders, or
+    behind links, is walked if it `enters` them. Takes over `root`, an open directory. An entry is
+    valid until the next one is asked for. What cannot be read or vanishes is left out.
     """
-    pending: list[tuple[str, list[str]]] = []
+    pending: list[_Level] = []
     prefix = ""
     with closing(Descent(root)) as descent:
         while True:
-            directories: list[str] = []
+            directories: list[tuple[str, bool]] = []
             deeper = len(pending) + 1 < depth
             for entry in _entries(descent.fd, budget):
                 path = prefix + entry.name
                 if wanted(path):
                     yield path, entry, descent.fd
-                    if deeper and entry.is_dir(follow_symlinks=False) and not leaves_out(path):
-                        directories.append(entry.name)
+                    if deeper and enters(path, entry):
+                        directories.append((entry.name, entry.is_symlink()))
             pending.append((prefix, directories))
             found = _next_directory(descent, pending, budget)
             if found is None:
@@ -137,19 +149,11 @@ def walk(
 
 
 def _entries(fd: int, budget: Budget) -> Iterator[os.DirEntry[str]]:
-    try:
-        with os.scandir(fd) as found:
-            for entry in found:
-                if not budget.take():
-                    return
-                yield entry
-    except PermissionError:
-        return
+    with suppress(PermissionError), os.scandir(fd) as found:
+        yield from takewhile(lambda _: budget.take(), found)
 
 
-def _next_directory(
-    descent: Descent, pending: list[tuple[str, list[str]]], budget: Budget
-) -> str | None:
+def _next_directory(descent: Descent, pending: list[_Level], budget: Budget) -> str | None:
     """Enter the next directory; return its path with a slash, None at the end."""
     while pending and not budget.spent:
         prefix, names = pending[-1]
@@ -157,9 +161,9 @@ def _next_directory(
             names.clear()
             budget.cut = True
         elif names:
-            name = names.pop()
+            name, linked = names.pop()
             try:
-                descent.down(name)
+                descent.down(name, linked=linked)
             except OSError:
                 continue
             return f"{prefix}{name}/"

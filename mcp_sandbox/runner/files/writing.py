@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mcp_sandbox.runner.files.call import closing_fd, copy, put, read_chunks, take
 from mcp_sandbox.runner.files.paths import TEMPORARY, relativize, resolve, show
-from mcp_sandbox.runner.files.reading import open_regular
+from mcp_sandbox.runner.files.reading import guess_encoding, open_regular
 from mcp_sandbox.runner.files.walk import kind_of
 from mcp_sandbox.runner.wire.protocol import OpError
 
@@ -170,13 +170,15 @@ def _temporary() -> str:
     return TEMPORARY + os.urandom(8).hex()
 
 
-def _append(target: str, body: Iterable[bytes], *, new: bool) -> int:
-    flags = os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW
+def _append(target: str, body: Iterator[bytes], *, new: bool) -> int:
+    flags = os.O_RDWR | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW
     flags |= os.O_CREAT | os.O_EXCL if new else 0
     with closing_fd(os.open(target, flags, 0o666)) as fd:
         before = os.fstat(fd).st_size
         try:
-            written = copy(body, fd)
+            first = next(body, b"")
+            _require_suited(lambda most: os.pread(fd, min(most, before), 0), first, target)
+            written = put(fd, first) + copy(body, fd)
             os.fsync(fd)
         except BaseException:
             os.ftruncate(fd, before)
@@ -184,6 +186,18 @@ def _append(target: str, body: Iterable[bytes], *, new: bool) -> int:
                 os.unlink(target)
             raise
     return written
+
+
+def _require_suited(read: Callable[[int], bytes], text: bytes, path: str) -> None:
+    """Raise OpError if this is UTF-8 text, and the file that it is put into is something else."""
+    encoding = guess_encoding(read(2 if text.isascii() else MAX_FILE))
+    other = encoding == "UTF-16" if text.isascii() else encoding not in ("", "UTF-8")
+    if other and b"\0" not in text and not guess_encoding(text):
+        raise OpError(
+            "wrong_kind",
+            f"{show(path)} is perhaps {encoding}, not UTF-8, and would become a mixture: convert "
+            f"it with iconv -f {encoding} -t UTF-8 OLD > NEW first, or change it with a program",
+        )
 
 
 def _make_parents(path: str) -> list[str]:
@@ -206,6 +220,7 @@ def edit(call: OperationCall) -> dict[str, Any]:
     content, before = _load(path)
     old, new = body[:old_bytes], body[old_bytes:]
     _require_difference(old, new)
+    _require_suited(lambda n: content[:n], new if old in content else old + new, path)
     changes = _changes(content, old, new, path, every=call.flag("replace_all"))
     diff = _shorten(unify_diff(content, changes, relativize(path), MAX_DIFF))
     if not call.flag("dry_run"):
@@ -433,8 +448,6 @@ def _range(line: int, count: int) -> str:
 
 def _marked(sign: bytes, lines: Iterable[bytes]) -> Iterator[bytes]:
     for line in lines:
-        text = line.decode("utf-8", "replace")
-        if text.endswith("\n"):
-            yield sign + text[:-1].removesuffix("\r").encode() + b"\n"
-        else:
-            yield sign + text.encode() + b"\n\\ No newline at end of file\n"
+        text = line.decode("utf-8", "backslashreplace").encode()
+        end = b"\n" if text.endswith(b"\n") else b"\n\\ No newline at end of file\n"
+        yield sign + re.sub(rb"\r?\n\Z", b"", text) + end

@@ -8,6 +8,8 @@ base.commit()
 zipfile.ZipFile("book.xlsx", "w").writestr("xl/sheet1.xml", "<a/>")
 gzip.open("log.gz", "wt").write("a line\n")
 open("notes.txt", "w", encoding="utf-16").write("Grüße\n")
+open("it's.txt", "w", encoding="koi8-r").write("Привет всем\n")
+open("chinese.txt", "w", encoding="gbk").write("使用说明 请先安装程序\n")
 open("small.pdf", "w").write("%PDF-1.4\n1 0 obj\n<< /Type /Catalog >>\nendobj\n")
 """
 
@@ -26,7 +28,9 @@ async def test_binary_files_come_with_a_command_that_reads_them(agent: Agent) ->
         ("it's.db", "a SQLite database", "CREATE TABLE pets"),
         ("book.xlsx", "a zip file", "xl/sheet1.xml"),
         ("log.gz", "gzip data", "a line"),
-        ("notes.txt", "UTF-16 text", "Grüße"),
+        ("notes.txt", "perhaps UTF-16 text", "Grüße"),
+        ("it's.txt", "perhaps KOI8-R text", "Привет всем"),
+        ("chinese.txt", "perhaps GB18030 text", "使用说明"),
     ):
         said = await agent.told("read_file", path=name)
         assert what in said
@@ -34,6 +38,24 @@ async def test_binary_files_come_with_a_command_that_reads_them(agent: Agent) ->
         done = await agent.told("exec", command=command.partition(", or for")[0])
         assert shown in done
         assert "exit code" not in done
+
+
+async def test_text_that_is_not_utf_8_is_shown_apart_with_a_command_that_converts_it(
+    agent: Agent,
+) -> None:
+    await agent.told("exec", command=r'''printf "caf\xe9\ncaf\xe8\n" > "it's"''')
+    said = await agent.told("read_file", path="it's")
+    assert said.startswith(
+        "     1\tcaf\\xe9\n     2\tcaf\\xe8\n[bytes that are not UTF-8 are shown"
+    )
+    assert "perhaps WINDOWS-1252, a guess" in said
+    done = await agent.told("exec", command=said.partition("exec ")[2].removesuffix("]"))
+    assert done == "café\ncafè\n"
+    await agent.told("exec", command=r"seq -f naïve%g 9 > f; printf 'stray \xe9\n' >> f")
+    said = await agent.told("read_file", path="f")
+    done = await agent.told("exec", command=said.partition("exec ")[2].removesuffix("]"))
+    assert done.startswith("10:stray")
+    assert "naïve" not in done
 
 
 async def test_a_small_pdf_is_not_shown_as_text(agent: Agent) -> None:

@@ -1,5 +1,6 @@
 import os
 import random
+import re
 import subprocess
 import time
 from pathlib import Path
@@ -74,10 +75,59 @@ def test_given_windows_endings_match_a_unix_file(workspace: Path) -> None:
 
 
 def test_bytes_that_are_not_text_stay(workspace: Path) -> None:
-    (workspace / "f").write_bytes(b"\xff\xfe caf\xe9 = 1\n\x00\n")
+    (workspace / "f").write_bytes(b"x\xff\xfe caf\xe9 = 1\n\x00\n")
     edit("f", " = 1", " = 2")
     edit("f", b"\xff\xfe", b"\xfe")
-    assert (workspace / "f").read_bytes() == b"\xfe caf\xe9 = 2\n\x00\n"
+    edit("f", "x", "ü")
+    assert (workspace / "f").read_bytes() == "ü".encode() + b"\xfe caf\xe9 = 2\n\x00\n"
+
+
+LATIN = b"a = 1  # caf\xe9\r\nb = 2  # caf\xe8\r\n"
+
+
+def test_ascii_is_edited_in_a_file_of_another_encoding_and_the_diff_shows_the_bytes(
+    workspace: Path,
+) -> None:
+    (workspace / "f").write_bytes(LATIN)
+    _, diff = edit("f", "a = 1  # ", "a = 3\nc = 1  # ")
+    assert diff.splitlines()[3:] == [
+        *(r"-a = 1  # caf\xe9", "+a = 3", r"+c = 1  # caf\xe9", r" b = 2  # caf\xe8"),
+    ]
+    assert (workspace / "f").read_bytes() == LATIN.replace(b"a = 1", b"a = 3\r\nc = 1")
+    # Bytes may be put there, and what was mixed by others can be mended.
+    edit("f", b"c = 1", b"\xe9 = 1")
+    (workspace / "f").write_bytes(LATIN + "é".encode())
+    edit("f", "é", "e")
+    assert (workspace / "f").read_bytes() == LATIN + b"e"
+
+
+@pytest.mark.parametrize(
+    ("data", "old", "new", "words"),
+    [
+        (LATIN, "a = 1", "é = 1", "perhaps WINDOWS-1252.* iconv -f WINDOWS-1252 -t UTF-8"),
+        (LATIN, "café", "cafe", "perhaps WINDOWS-1252.* iconv -f WINDOWS-1252 -t UTF-8"),
+        (LATIN, r"a = 1  # caf\xe9", "a", r"the \\xNN that stand for bytes which are not UTF-8"),
+        (LATIN, "\\xe9\nb = 2", "a", r"the \\xNN that stand for bytes which are not UTF-8"),
+        (LATIN, "a = 2  # caf", "a", r"nearest.*\\xe9"),
+        ("Привет всем".encode("koi8-r"), "x", "é", "perhaps KOI8-R"),
+        ("a = 1\n".encode("utf-16"), "a", "b", "perhaps UTF-16.* iconv -f UTF-16 -t UTF-8"),
+        ("a = 1\n".encode("utf-16"), "a = 1", "", "perhaps UTF-16.* iconv -f UTF-16 -t UTF-8"),
+    ],
+)
+def test_an_edit_that_would_mix_encodings_is_refused_with_the_way_out(
+    workspace: Path, data: bytes, old: str, new: str, words: str
+) -> None:
+    (workspace / "f").write_bytes(data)
+    for dry_run in (True, False):
+        assert re.search(f"(?s){words}", edit_refused("f", old, new, dry_run=dry_run)[1])
+    assert (workspace / "f").read_bytes() == data
+
+
+def test_a_file_that_is_mostly_utf_8_is_edited_as_such(workspace: Path) -> None:
+    (workspace / "f").write_bytes("naïve\n".encode() * 3 + b"stray \xe9\r\nlast\n")
+    edit("f", "last", "über")
+    edit("f", "naïve", "nève", replace_all=True)
+    assert (workspace / "f").read_bytes() == "nève\n".encode() * 3 + b"stray \xe9\r\n\xc3\xbcber\n"
 
 
 def test_a_missing_text_shows_the_nearest_lines(workspace: Path) -> None:

@@ -57,6 +57,7 @@ def test_lines_are_counted_from_one(workspace: Path) -> None:
         "total_lines": 100,
         "more": True,
         "long_lines_cut": 0,
+        "encoding": "",
     }
 
 
@@ -103,11 +104,94 @@ def test_carriage_returns_and_a_byte_order_mark_are_not_shown(workspace: Path) -
     assert call("read_lines", path="f")[1] == b"a\nb\n"
 
 
-def test_broken_characters_are_replaced_in_text(workspace: Path) -> None:
-    (workspace / "f").write_bytes("naïve café\n".encode("latin-1") * 10)
-    result, body = call("read_lines", path="f", limit=1)
-    assert result["kind"] == "text"
-    assert body.decode() == "na\ufffdve caf\ufffd\n"
+RUSSIAN = "Съешь же ещё этих мягких французских булок, да выпей чаю.\n"
+CHINESE = "使用说明 请先安装程序 然后打开设置 选择语言。\n"
+
+
+@pytest.mark.parametrize(
+    ("data", "encoding"),
+    [
+        ("naïve café\n".encode("latin-1"), "WINDOWS-1252"),
+        (b"a\ncaf\xe9", "WINDOWS-1252"),
+        ("Grüße, “quoted”\r\n".encode("cp1252"), "WINDOWS-1252"),
+        (f"name = 1  # {RUSSIAN}total = 2\n".encode("koi8-r") * 2 + b"x" * 200, "KOI8-R"),
+        (f"name = 1  # {RUSSIAN}total = 2\n".encode("cp1251") * 2 + b"x" * 200, "WINDOWS-1251"),
+        (f"name = 1  # {CHINESE}total = 2\n".encode("gbk") + b"x" * 200, "GB18030"),
+        ("naïve café\n".encode() * 3 + b"stray \xe9\n", "UTF-8"),
+        ("naïve café 文書 👍\n".encode(), ""),
+        (b"only ASCII\n", ""),
+        (b"", ""),
+    ],
+)
+def test_of_text_that_is_not_utf_8_the_encoding_is_guessed(
+    workspace: Path, data: bytes, encoding: str
+) -> None:
+    (workspace / "f").write_bytes(data)
+    result, body = call("read_lines", path="f")
+    assert (result["kind"], result["encoding"]) == ("text", encoding)
+    lines = data.decode("utf-8", "backslashreplace").replace("\r\n", "\n")
+    assert body.decode() == lines
+
+
+def test_lines_that_differ_in_bytes_that_are_not_utf_8_look_different(workspace: Path) -> None:
+    (workspace / "f").write_bytes("café\ncafè\nplain\n".encode("latin-1"))
+    assert (
+        call("read_lines", path="f")[1]
+        == rb"""caf\xe9
+caf\xe8
+plain
+"""
+    )
+
+
+def test_the_encoding_is_told_with_each_part_that_shows_such_a_line(workspace: Path) -> None:
+    (workspace / "f").write_bytes(b"plain\n" * 10 + b"caf\xe9\n" + b"plain\n" * 10 + b"\xe0\n")
+    told = {
+        at: call("read_lines", path="f", offset=at, limit=2)[0]["encoding"] for at in range(1, 21)
+    }
+    assert [at for at, encoding in told.items() if encoding] == [10, 11]
+    assert call("read_lines", path="f", offset=22)[0]["encoding"] == "WINDOWS-1252"
+
+
+def test_a_stray_byte_in_ten_megabytes_of_utf_8_is_called_no_other_encoding(
+    workspace: Path,
+) -> None:
+    (workspace / "f").write_bytes("naïve\n".encode() * 1_500_000 + b"stray \xe9\n" + b"plain\n")
+    assert call("read_lines", path="f", limit=100)[0]["encoding"] == ""
+    result, body = call("read_lines", path="f", offset=1_500_001)
+    assert (result["encoding"], body) == ("UTF-8", b"stray \\xe9\nplain\n")
+    count, _ = call("edit", "plainüber".encode(), path="f", old_bytes=5)
+    assert count["replacements"] == 1
+
+
+def test_a_line_is_not_called_odd_because_it_was_cut_within_a_character(workspace: Path) -> None:
+    for start in ("", "\ufeff", "a", "ab", "abc"):
+        (workspace / "f").write_text(start + "👍" * 5000 + "\n")
+        result, body = call("read_lines", path="f")
+        assert (result["encoding"], result["long_lines_cut"]) == ("", 1)
+        assert len(body.decode().removesuffix("\n")) == 2000
+        assert "\\" not in body.decode()
+
+
+@pytest.mark.parametrize(
+    ("data", "encoding"),
+    [
+        (RUSSIAN.encode("koi8-r") * 20, "KOI8-R"),
+        (RUSSIAN.encode("cp1251") * 20, "WINDOWS-1251"),
+        (CHINESE.encode("gbk") * 400, "GB18030"),
+        ("Grüße".encode("utf-16"), "UTF-16"),
+        ("Grüße".encode("utf-16-le"), ""),
+        (os.urandom(64 * 1024), ""),
+        (bytes(range(1, 256)), ""),
+        (b"%PDF-1.4\nxref", ""),
+    ],
+)
+def test_what_is_hardly_ascii_is_described_with_its_encoding_if_it_may_be_text(
+    workspace: Path, data: bytes, encoding: str
+) -> None:
+    (workspace / "f").write_bytes(data)
+    result, body = call("read_lines", path="f")
+    assert (result["kind"], result["encoding"], body) == ("binary", encoding, data[:256])
 
 
 def test_other_data_comes_as_its_first_bytes(workspace: Path) -> None:

@@ -56,6 +56,46 @@ def test_appending_adds_to_the_end(workspace: Path) -> None:
     assert (workspace / "log").read_text() == "onetwo"
 
 
+@pytest.mark.parametrize(
+    ("data", "text", "encoding"),
+    [
+        (b"caf\xe9", "é", "WINDOWS-1252"),
+        (b"caf\xe9\n", "é" * 200_000, "WINDOWS-1252"),
+        (b"x\n" * 3_000_000 + b"caf\xe9\n", "é", "WINDOWS-1252"),
+        ("Привет всем\n".encode("koi8-r"), "é", "KOI8-R"),
+        ("a\n".encode("utf-16"), "b\n", "UTF-16"),
+    ],
+)
+def test_text_is_not_appended_where_it_would_mix_encodings(
+    workspace: Path, data: bytes, text: str, encoding: str
+) -> None:
+    (workspace / "f").write_bytes(data)
+    error = refused("write", text.encode(), path="f", append=True)
+    assert error.code == "wrong_kind"
+    assert f"iconv -f {encoding} -t UTF-8" in error.message
+    assert (workspace / "f").read_bytes() == data
+
+
+@pytest.mark.parametrize(
+    ("data", "added"),
+    [
+        (b"caf\xe9\n", b"plain\n"),
+        (b"caf\xe9\n", b"caf\xe8\n"),
+        ("a\n".encode("utf-16"), "é\n".encode("utf-16-le")),
+        ("naïve\n".encode() + b"stray \xe9\n", "é\n".encode()),
+        ("naï".encode()[:-1], "ï".encode()[1:] + "ve, é\n".encode()),
+        (b"\0caf\xe9", "é".encode()),
+        (b"", "é".encode()),
+    ],
+)
+def test_what_mixes_no_encodings_is_appended(workspace: Path, data: bytes, added: bytes) -> None:
+    (workspace / "f").write_bytes(data)
+    call("write", added, path="f", append=True)
+    assert (workspace / "f").read_bytes() == data + added
+    assert call("write", "é".encode(), path="f")[0]["created"] is False
+    assert (workspace / "f").read_text() == "é"
+
+
 @pytest.mark.parametrize("append", [False, True])
 def test_only_regular_files_are_written(workspace: Path, append: bool) -> None:
     os.mkfifo(workspace / "fifo")
@@ -280,8 +320,8 @@ def test_every_operation_works_on_each_python(tmp_path: Path, python: str) -> No
         "edit no_match b''",
         "read {'size': 12, 'sent': 12} b'one\\n2\\nthree\\n'",
         "read_lines {'path': 'd/f', 'size': 12, 'kind': 'text', 'mime': 'text/plain', "
-        "'first_line': 2, 'lines': 2, 'total_lines': 3, 'more': False, 'long_lines_cut': 0} "
-        "b'2\\nthree\\n'",
+        "'first_line': 2, 'lines': 2, 'total_lines': 3, 'more': False, 'long_lines_cut': 0, "
+        "'encoding': ''} b'2\\nthree\\n'",
         "list {'path': '.', 'total': 2, 'truncated': False} b'2'",
         "glob {'total': 1, 'truncated': False, 'hint': ''} b'[\"d/f\"]'",
         "grep {'matches': 1, 'files': 1, 'truncated': False, 'hint': ''} b'd/f:3:three\\n'",

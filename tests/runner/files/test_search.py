@@ -138,6 +138,62 @@ def test_a_linked_folder_is_entered_when_it_is_named(workspace: Path, engine: st
     ]
 
 
+def test_a_linked_folder_is_entered_where_it_is_named_behind_a_wildcard(
+    workspace: Path, engine: str
+) -> None:
+    store = "node_modules/.pnpm/pkg@1/node_modules/pkg"
+    make(workspace, f"{store}/i.js", f"{store}/lib/j.js", "packages/b/node_modules/pkg/i.js")
+    (workspace / "packages/a/node_modules").mkdir(parents=True)
+    (workspace / "packages/a/node_modules/pkg").symlink_to(f"../../../{store}")
+    (workspace / "packages/a/node_modules/other").symlink_to(f"../../../{store}")
+    (workspace / "packages/c").symlink_to("a")
+    both = ["packages/a/node_modules/pkg/i.js", "packages/b/node_modules/pkg/i.js"]
+    deep = "packages/a/node_modules/pkg/lib/j.js"
+    for pattern, found in (
+        ("packages/*/node_modules/pkg/*.js", both),
+        ("/packages/*/node_modules/pkg/*.js", both),
+        (f"{workspace}/packages/*/node_modules/pkg/*.{{js,ts}}", both),
+        ("**/packages/{a,x/y}/node_modules/pkg/*.js", both[:1]),
+        ("packages/?/node_modules/**/pkg/", [both[0], deep, both[1]]),
+        ("packages/*/node_modules/pkg/l*/*.js", [deep]),
+        # These name no link.
+        ("packages/*/node_modules/p*/*.js", both[1:]),
+        ("packages/*/node_modules/*/lib/*.js", []),
+    ):
+        assert sorted(rows("glob", pattern=pattern)) == found
+        lines = grep(pattern="this", glob=pattern)
+        assert [line.partition(":")[0] for line in lines] == found
+    assert rows("glob", pattern="*/node_modules/pkg/*.js", path="packages/a/..") == both[::-1]
+    assert rows("glob", pattern="packages/*/node_modules/pkg") == [both[0].removesuffix("/i.js")]
+
+
+def test_links_that_lead_back_or_nowhere_end_a_search(workspace: Path, engine: str) -> None:
+    make(workspace, "a/f.js", "a/b/f.js")
+    (workspace / "a/b/a").symlink_to("../../a")
+    (workspace / "a/b/up").symlink_to("../..")
+    for name, target in (("gone", "nowhere"), ("self", "self"), ("file", "../f.js")):
+        (workspace / "a/b" / name).symlink_to(target)
+    back = ["a/b/a/b/f.js", "a/b/a/f.js"]
+    assert rows("glob", pattern="*/b/a/*.js") == back[1:]
+    assert sorted(rows("glob", pattern="**/a/**/f.js")) == [*back, "a/b/f.js", "a/f.js"]
+    assert call("glob", pattern="**/a/**/up/**/f.js")[0]["truncated"] is False
+    for name in ("gone", "self", "file"):
+        assert rows("glob", pattern=f"*/b/{name}/*") == []
+        assert grep(pattern="this", glob=f"*/b/{name}/*") == []
+
+
+def test_a_byte_that_is_not_utf_8_is_found_beside_text_alone(workspace: Path, engine: str) -> None:
+    (workspace / "f").write_bytes("café = 1\ncafè = 2\n".encode("latin-1"))
+    assert grep(pattern="caf") == [r"f:1:caf\xe9 = 1", r"f:2:caf\xe8 = 2"]
+    result, body = call("grep", pattern=r"caf\xe9 = 1")
+    assert (result["matches"], body) == (0, b"")
+    assert result["hint"] == (
+        r"a byte that is shown as \xe9 is no character: search for the text beside it"
+    )
+    (workspace / "g").write_text("café = 1\n")
+    assert grep(pattern=r"caf\xe9 = 1") == ["g:1:café = 1"]
+
+
 @pytest.mark.parametrize(
     ("pattern", "hint"),
     [
@@ -295,7 +351,7 @@ def test_binary_files_are_skipped_and_long_lines_cut(workspace: Path, engine: st
     result, body = call("grep", pattern="x", limit=100_000)
     lines = body.decode().split("\n")[:-1]
     shown = "[column 1] " + "x" * 500 + " [...]"
-    assert lines == ["bad:1:caf\ufffd x", f"long:1:{shown}", "long:2:end x"]
+    assert lines == [r"bad:1:caf\xe9 x", f"long:1:{shown}", "long:2:end x"]
     assert result == {"matches": 3, "files": 2, "truncated": False, "hint": ""}
 
 
