@@ -159,6 +159,9 @@ def test_relative_data_directory_of_a_flag_becomes_absolute(
         ("sandbox: {uid_range: 9-8}\n", r"sandbox\.uid_range .* line 1\).*write .* START-END"),
         ("sandbox: {uid_range: 0-8}\n", r"sandbox\.uid_range .*write .* START-END"),
         ("sandbox: {uid_range: 9-2147483647}\n", r"sandbox\.uid_range .*write .* START-END"),
+        ("previews: {listen: 8081}\n", r"previews\.listen 8081 .*write HOST:PORT, such as 127.0.0"),
+        ("previews: {listen: '8081'}\n", r"previews\.listen '8081' .*write HOST:PORT, such as"),
+        ("previews: {url: a.test}\n", r"previews\.url 'a.test' .*write the address as https://"),
         ("env: {MCP_SANDBOX_TOKEN: x}\n", r"env \(.* line 1\).*'MCP_SANDBOX_TOKEN' cannot be"),
     ],
 )

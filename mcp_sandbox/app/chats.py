@@ -10,7 +10,7 @@ import secrets
 import signal
 import tempfile
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
@@ -158,18 +158,21 @@ async def open_manager(
     from mcp_sandbox.sessions.chat_records import UseTimes, system_clock
     from mcp_sandbox.sessions.gate import PolicyCheck
     from mcp_sandbox.sessions.manager import SessionManager
+    from mcp_sandbox.sessions.previews import open_listener
     from mcp_sandbox.sessions.sandbox.context import SessionContext
     from mcp_sandbox.sessions.settings import SessionSettings
     from mcp_sandbox.workspace.pool import PoolFolder
     from mcp_sandbox.workspace.projects import ClientFolders, Projects
 
     now, folder = clock or system_clock, config.data_dir / "sandbox" / "audit"
+    listens = for_many and config.previews.enabled and config.previews.listen
     rules = await to_thread.run_sync(read_allowed_hosts, config)
     async with (
         choose_backend(config) as (backend, why),
         open_audit(folder, config.audit) as audit,
         _open_records(config, now, for_many=for_many) as (records, leases),
         open_ways_out(config, rules) as ways_out,
+        open_listener(ways_out, config.previews) if listens else nullcontext("") as previews_at,
         _open_egress(config, rules, ways_out, ledger := UseTimes(records, now), audit) as egress,
     ):
         logger.info("backend %s: %s", backend.name, why)
@@ -201,6 +204,7 @@ async def open_manager(
                 pool_max_age_s=config.pool.max_age,
             ),
             ways_out,
+            previews_at=previews_at,
             egress=egress,
             leases=leases,
         )

@@ -429,6 +429,8 @@ class PreviewsConfig(Section):
     """Addresses at which a browser on this machine finds what listens in a sandbox."""
 
     enabled: bool = setting(True, "let agents open previews")
+    listen: str = setting("", "HOST:PORT where a daemon serves all", pattern=r"^([\w.-]+:\d+)?$")
+    url: Endpoint = setting("", "how browsers reach `listen`; a name goes before the host of this")
 
 
 class PolicyConfig(Section):

@@ -53,6 +53,7 @@ _WORDS: Mapping[object, str] = {
     show_duration: "a time such as 90, 10m or 1h30m",
 }
 _SHAPES = {
+    "previews.listen": "HOST:PORT, such as 127.0.0.1:8081",
     "egress.allow": 'a list such as ["api.example.com", {"host": "db.example.net", "port": 5432}]',
     "connectors": 'NAME: {"url": "https://api.anthropic.com", "key": "command: pass show api"}',
     "secrets": 'NAME: {"from": "command: pass show api", "hosts": ["api.example.com"]}',

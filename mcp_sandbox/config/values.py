@@ -131,7 +131,7 @@ def _endpoint(value: str) -> str:
     if value and not re.fullmatch(
         r"https?://([\w.-]+|\[[\da-fA-F:]+\])(:\d{1,5})?/?", value, re.ASCII
     ):
-        raise ValueError("write the object store as https://HOST:PORT, or http:// without TLS")
+        raise ValueError("write the address as https://HOST:PORT, or http:// without TLS")
     return value.rstrip("/")
 
 

@@ -15,6 +15,7 @@ from contextlib import suppress
 from itertools import count
 
 import anyio
+from anyio.abc import ByteStream
 from anyio.lowlevel import checkpoint
 
 from mcp_sandbox.errors import SandboxError
@@ -35,6 +36,21 @@ BROKEN = (
 """What a message that is not as agreed raises, wherever it is read."""
 
 _BATCH, _MOST_FILES, _AT_A_STRETCH, _MOST_ASKED = 256 << 10, 4, 16, 1024
+
+
+async def carry(one: ByteStream, other: ByteStream) -> None:
+    """Carry the bytes of two connections to each other, until either ends."""
+    async with one, other, own_tasks() as tasks:
+        tasks.start_soon(_forward, one, other)
+        await _forward(other, one)
+
+
+async def _forward(source: ByteStream, sink: ByteStream) -> None:
+    with suppress(*HUNG_UP):
+        async for data in source:
+            await sink.send(data)
+    with suppress(*HUNG_UP):
+        await sink.send_eof()
 
 
 class Rate:

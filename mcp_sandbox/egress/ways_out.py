@@ -22,7 +22,7 @@ import anyio
 from anyio.abc import ByteStream, Process, TaskGroup
 
 from mcp_sandbox.backends.local_socket import SocketStream
-from mcp_sandbox.egress.link import HUNG_UP, Files, Link, Rate
+from mcp_sandbox.egress.link import Files, Link, Rate, carry
 from mcp_sandbox.egress.process.walls import NAMES
 from mcp_sandbox.egress.rules import EgressRules, write_rule
 from mcp_sandbox.errors import BackendUnavailable, Busy, OperatorError, SandboxError, SandboxGone
@@ -196,7 +196,7 @@ class WaysOut:
         if isinstance(stream, SocketStream):
             return stream.hand_over()
         ours, theirs = _pair()
-        self._tasks.start_soon(_carry, stream, ours)
+        self._tasks.start_soon(carry, stream, ours)
         return theirs
 
     async def up(self) -> Link:
@@ -253,7 +253,8 @@ class WaysOut:
             for at in range(0, len(begun), MAX_PAYLOAD):
                 more = at + MAX_PAYLOAD < len(begun)
                 link.tell("begin", payload=begun[at : at + MAX_PAYLOAD], more=more)
-            for way in self._ways.values():
+            # The listener of all previews, which is the oldest, must know their names first.
+            for way in reversed(self._ways.values()):
                 self._tell_way(link, way)
             self._link = link
             async with own_tasks() as tasks:
@@ -404,20 +405,6 @@ async def _watch(link: Link) -> None:
             await link.ask("alive", n=0)
         missed = limit.cancelled_caught and missed + 1
     link.close()
-
-
-async def _carry(stream: ByteStream, line: SocketStream) -> None:
-    """Carry the bytes of a channel that is no socket of this machine, until either side ends."""
-    async with stream, line, own_tasks() as tasks:
-        tasks.start_soon(_forward, stream, line)
-        await _forward(line, stream)
-
-
-async def _forward(source: ByteStream, sink: ByteStream) -> None:
-    with suppress(*HUNG_UP):
-        async for data in source:
-            await sink.send(data)
-        await sink.send_eof()
 
 
 def _pair() -> tuple[SocketStream, socket.socket]:

@@ -1,14 +1,14 @@
 """Previews: addresses of this machine that lead a browser to a port of a chat's sandbox.
 
 A request must carry the random host name, which other users and web pages do not know. Connections
-are taken, and their first heads read, by the process of the ways out; nothing is changed.
+are taken, and heads read, by the process of the ways out: at a listener for each, or one for all.
 """
 
 import errno
 import logging
 import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from secrets import token_hex
 
@@ -16,6 +16,7 @@ import anyio
 
 from mcp_sandbox import errors
 from mcp_sandbox.backends.local_socket import SocketStream
+from mcp_sandbox.config.sections import PreviewsConfig
 from mcp_sandbox.egress.link import HUNG_UP, Files
 from mcp_sandbox.egress.process.visitors import refuse
 from mcp_sandbox.egress.ways_out import Way, WaysOut
@@ -39,6 +40,7 @@ class Previews:
         self._chat = chat
         self._gate = gate
         self._context = context
+        self.has_listener = bool(context.previews_at)
 
     async def open(self, port: int, *, wait_s: float = 20.0) -> str:
         """Return the address of what listens on `port`; it is the same while this server lives.
@@ -59,19 +61,19 @@ class Previews:
             return opened.get(port) or self._start(port, entered.held)
 
     def _start(self, port: int, held: OpenSandbox) -> str:
-        names = self._context.addresses
-        name, wanted = names.get((self._chat, port), ("", 0))
+        names, place = self._context.addresses, self._context.previews_at
+        name, number = names.get((self._chat, port), ("", 0))
         try:
-            listening, taken = _listen(wanted)
+            listening, taken = (None, ExitStack()) if place else _listen("127.0.0.1", number)
         except OSError:
             # The program that has that port now may have seen the name.
-            name, (listening, taken) = "", _listen(0)
-        name = name or f"{token_hex(16)}.localhost"
-        number = listening.getsockname()[1]
+            name, (listening, taken) = "", _listen("127.0.0.1", 0)
+        name, number = name or token_hex(16), listening.getsockname()[1] if listening else 0
         names[self._chat, port] = name, number
         preview = _Preview(self._chat, port, name, self._gate, self._context.ways_out)
         self._context.tasks.start_soon(preview.serve, listening, taken, held.runtime.wait_broken)
-        held.previews[port] = f"http://{name}:{number}"
+        taken.callback(held.previews.pop, port)
+        held.previews[port] = (place or f"http://localhost:{number}").replace("://", f"://{name}.")
         return held.previews[port]
 
 
@@ -84,30 +86,27 @@ class _Preview:
     ways_out: WaysOut
     connections: int = 0
 
-    async def serve(self, listening: socket.socket, taken: ExitStack, gone: End) -> None:
+    async def serve(self, listening: socket.socket | None, taken: ExitStack, gone: End) -> None:
         """Take connections until the sandbox ends or the gate closes."""
         try:
-            await self._serve(listening, gone)
+            async with anyio.create_task_group() as tasks:
+
+                async def end_with(end: End) -> None:
+                    await end()
+                    tasks.cancel_scope.cancel()
+
+                def came(_: object, began: bytes, files: Files) -> None:
+                    tasks.start_soon(self._answer, files[0], began)
+
+                tasks.start_soon(end_with, gone)
+                tasks.start_soon(end_with, self.gate.closing.wait)
+                way = Way("preview", {"name": self.name}, came, listening=listening)
+                async with self.ways_out.open(way):
+                    await anyio.sleep_forever()
         except* OSError as group:
             logger.warning("the preview at %s cannot be served: %s", self.name, group.exceptions[0])
         finally:
             taken.close()
-
-    async def _serve(self, listening: socket.socket, gone: End) -> None:
-        async with anyio.create_task_group() as tasks:
-
-            async def end_with(end: End) -> None:
-                await end()
-                tasks.cancel_scope.cancel()
-
-            def came(_: object, began: bytes, files: Files) -> None:
-                tasks.start_soon(self._answer, files[0], began)
-
-            tasks.start_soon(end_with, gone)
-            tasks.start_soon(end_with, self.gate.closing.wait)
-            way = Way("preview", {"name": self.name}, came, listening=listening)
-            async with self.ways_out.open(way):
-                await anyio.sleep_forever()
 
     async def _answer(self, came: socket.socket, began: bytes) -> None:
         """Serve a visitor whose first bytes carried the name."""
@@ -139,13 +138,29 @@ class _Preview:
             await dial(self.port, sent(), take, wait_s=_CONNECT_S)
 
 
-def _listen(port: int) -> tuple[socket.socket, ExitStack]:
-    """Return a listener on 127.0.0.1, and what closes it and the same port of ::1 beside it.
+@asynccontextmanager
+async def open_listener(ways_out: WaysOut, settings: PreviewsConfig) -> AsyncGenerator[str]:
+    """Listen for all previews; yield the URL before whose host they have their names.
+
+    Raises ConfigError: that place cannot be had.
+    """
+    host, _, port = settings.listen.rpartition(":")
+    try:
+        listening, taken = _listen(host, int(port))
+    except (OSError, OverflowError) as exc:
+        raise errors.ConfigError(f"previews.listen {settings.listen}: {exc}: name another") from exc
+    with taken:
+        async with ways_out.open(Way("previews", {}, listening=listening)):
+            yield settings.url or f"http://localhost:{listening.getsockname()[1]}"
+
+
+def _listen(host: str, port: int) -> tuple[socket.socket, ExitStack]:
+    """Return a listener, and what closes it and the same port of ::1 beside it.
 
     Browsers try ::1 first, and would send the name to any program that listened there.
     """
     with ExitStack() as taken:
-        listening = taken.enter_context(socket.create_server(("127.0.0.1", port)))
+        listening = taken.enter_context(socket.create_server((host, port)))
         try:
             kept = taken.enter_context(socket.socket(socket.AF_INET6))
             kept.bind(("::1", listening.getsockname()[1]))

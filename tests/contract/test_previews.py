@@ -14,6 +14,7 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 from mcp import Client
 
 from mcp_sandbox.app.chats import open_manager
+from mcp_sandbox.backends import local_socket
 from mcp_sandbox.config import Config
 from mcp_sandbox.config.sections import PreviewsConfig, WorkspaceConfig
 from mcp_sandbox.egress.process import visitors
@@ -285,15 +286,16 @@ async def test_a_head_must_come_soon_and_the_first_to_wait_make_room(
 ) -> None:
     let_in = list[bytes]()
 
-    def take(client: socket.socket, began: bytes) -> None:
-        client.close()
+    async def take(client: local_socket.SocketStream, began: bytes) -> None:
+        await client.aclose()
         let_in.append(began)
 
     with socket.create_server(("127.0.0.1", 0)) as listening:
         listening.setblocking(False)
         url = f"http://name.localhost:{listening.getsockname()[1]}"
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(visitors.Visitors("name.localhost", take).serve, listening)
+            found = visitors.Visitors({b"name.localhost": take})
+            tasks.start_soon(found.serve, listening, tasks.start_soon)
             async with AsyncExitStack() as stack:
                 slow = [await stack.enter_async_context(connected(url)) for _ in range(200)]
                 assert await answer(url, asked(url, "/go")) == b""

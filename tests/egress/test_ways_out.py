@@ -324,14 +324,14 @@ async def test_small_pieces_of_an_answer_do_not_wait_for_each_other() -> None:
     came = anyio.Event()
     let_in = list[socket.socket]()
 
-    def take(client: socket.socket, _: bytes) -> None:
-        let_in.append(client)
+    async def take(client: SocketStream, _: bytes) -> None:
+        let_in.append(client.hand_over())
         came.set()
 
     with socket.create_server(("127.0.0.1", 0)) as listening:
         listening.setblocking(False)
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(Visitors("name", take).serve, listening)
+            tasks.start_soon(Visitors({b"name": take}).serve, listening, tasks.start_soon)
             with anyio.fail_after(10):
                 async with await anyio.connect_tcp(*listening.getsockname()) as client:
                     await client.send(b"GET / HTTP/1.1\r\nHost: name\r\n\r\n")

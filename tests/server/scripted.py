@@ -19,7 +19,7 @@ Answer = Callable[..., Awaitable[Any]]
 class ScriptedSession:
     """Notes every call as (method, args, kwargs), without who may `leave` it; all answers alike."""
 
-    is_open = True
+    is_open, has_listener = True, False
 
     def __init__(self, answer: Answer) -> None:
         self.calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []

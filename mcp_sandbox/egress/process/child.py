@@ -20,7 +20,7 @@ from mcp_sandbox.egress.link import Files, Link, Rate
 from mcp_sandbox.egress.process.gateway import Counts, Gateway, Service
 from mcp_sandbox.egress.process.keeper import Ask, Keeper
 from mcp_sandbox.egress.process.proxy import ProxiedConnection, Proxy
-from mcp_sandbox.egress.process.visitors import Visitors
+from mcp_sandbox.egress.process.visitors import UNKNOWN, LetIn, Visitors, pass_on
 from mcp_sandbox.egress.process.walls import close_walls
 from mcp_sandbox.egress.rules import EgressRule, EgressRules, read_rule
 from mcp_sandbox.egress.targets import RefusedError, Target
@@ -47,6 +47,7 @@ class Way:
     ) -> None:
         self.serve, self.asked = serve, asked
         self._tasks, self._running = tasks, set[anyio.CancelScope]()
+        self.forget: Callable[[], object] = bool
 
     def start(self, work: Callable[..., Awaitable[None]], *args: object) -> None:
         """Do some work, until the way ends."""
@@ -67,6 +68,7 @@ class Way:
             self._running.discard(scope)
 
     def end(self) -> None:
+        self.forget()
         for scope in self._running:
             scope.cancel()
 
@@ -116,7 +118,7 @@ class Child:
 
     def __init__(self, sock: socket.socket) -> None:
         self.link = Link(sock, self._told, self._asked)
-        self._begun, self._ways = b"", dict[int, Way]()
+        self._begun, self._ways, self._names = b"", dict[int, Way](), dict[bytes, LetIn]()
 
     async def run(self) -> None:
         async with anyio.create_task_group() as self._tasks:
@@ -128,7 +130,7 @@ class Child:
             self._begun += payload
             if not said["more"]:
                 self._begin(json.loads(self._begun))
-        elif said["t"] in ("egress", "gateway", "preview"):
+        elif said["t"] in ("egress", "gateway", "preview", "previews"):
             number, given = said["n"], json.loads(payload)
             tell, ask = partial(self.link.tell, n=number), partial(self.link.ask, n=number)
             self._ways[number] = getattr(self, f"_{said['t']}")(given, tell, ask, *files)
@@ -167,12 +169,21 @@ class Child:
         way.start(gateway.close_at_end)
         return way
 
-    def _preview(self, said: JsonObject, tell: Tell, _: Ask, listening: socket.socket) -> Way:
-        def let_in(client: socket.socket, began: bytes) -> None:
-            tell("visitor", client, payload=began)
+    def _preview(self, said: JsonObject, tell: Tell, _: Ask, *listening: socket.socket) -> Way:
+        async def let_in(client: SocketStream, began: bytes) -> None:
+            tell("visitor", client.hand_over(), payload=began)
 
+        way, name = Way(self._tasks, ByteStream.aclose), said["name"].encode()
+        if listening:
+            way.start(Visitors({name + b".localhost": let_in}).serve, *listening, way.start)
+        else:
+            found = self._names[name] = partial(pass_on, partial(tell, "visitor"))
+            way.forget = lambda: self._names[name] is found and self._names.pop(name)
+        return way
+
+    def _previews(self, _: JsonObject, _tell: Tell, _ask: Ask, listening: socket.socket) -> Way:
         way = Way(self._tasks, ByteStream.aclose)
-        way.start(Visitors(said["name"], let_in).serve, listening)
+        way.start(Visitors(self._names, *UNKNOWN).serve, listening, way.start)
         return way
 
     async def _serve(self, way: Way, sock: socket.socket) -> None:

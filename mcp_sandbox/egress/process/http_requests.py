@@ -19,6 +19,7 @@ from anyio.streams.tls import TLSAttribute
 from mcp_sandbox.egress.link import HUNG_UP
 from mcp_sandbox.egress.process.mask import Header, Mask
 from mcp_sandbox.egress.targets import Refusal, RefusedError, Target, parse_target
+from mcp_sandbox.runtime.channel import own_tasks
 
 Events = list[h11.Event]
 BATCH = 256 * 1024
@@ -194,17 +195,14 @@ async def exchange(
 ) -> None:
     """Send a request with the client's body, and the answer back with secrets masked.
 
-    `ended` is called when the client has hung up. Raises a group of RefusedError if an answer may
-    not pass, or of the errors of the client's stream.
+    `ended` is called when the client has hung up. Raises RefusedError if an answer may not pass,
+    or an error of the client's stream.
     """
-    async with anyio.create_task_group() as tasks:
+    async with own_tasks() as tasks:
         tasks.start_soon(_upload, client, server, begun, ended)
-        events = list[h11.Event]()
-        while not events or not isinstance(events[-1], h11.EndOfMessage):
+        while client.http.our_state in (h11.SEND_RESPONSE, h11.SEND_BODY):
             came = await server.events()
-            events = [each for event in came for each in _answered(event, mask)]
-            await client.send(*events)
-        tasks.cancel_scope.cancel()
+            await client.send(*(each for event in came for each in _answered(event, mask)))
 
 
 async def begin(client: Peer, request: h11.Request, *, read: bool) -> Events:
@@ -246,6 +244,8 @@ def _answered(event: h11.Event, mask: Mask | None) -> Iterator[h11.Event]:
         # Other interim answers are hints, which the client does not need.
         if event.status_code == 100:
             yield h11.InformationalResponse(status_code=100, headers=[], reason=b"Continue")
+        elif event.status_code == 101:
+            yield event
     elif isinstance(event, h11.Response):
         codings = {value.lower() for name, value in event.headers if name == b"content-encoding"}
         if mask and (codings - {b"identity"} or event.status_code == 206):

@@ -151,10 +151,10 @@ async def preview(
 
     Start the server in the background first. Waits until it listens on the port of 127.0.0.1.
     """
-    if is_over_http(request):
+    if is_over_http(request) and not session.previews.has_listener:
         raise NotPermitted(
-            "there are no previews over HTTP: the address would be one of the sandbox server's "
-            f"machine, not of the user's. Look yourself: curl http://127.0.0.1:{port}/ with exec"
+            "there are no previews over HTTP: without previews.listen the address would be of the "
+            f"server's machine alone. Look yourself: curl http://127.0.0.1:{port}/ with exec"
         )
     address = await session.previews.open(port, wait_s=wait_s)
     text = f"{address}{path}\nGive the user this address: it opens in a browser on their machine, "

@@ -89,9 +89,9 @@ _PROXIED = (
 class SessionContext:
     """What chats' sandboxes of one manager share; `tasks` and `pool` are set while that is open.
 
-    `addresses`: name and port of each preview so far. `egress` leads to allowed hosts, if any.
-    `files`: where those of chats are; `saving` has their backups, if there is an object store.
-    `leases`: those that this server has, if it shares chats.
+    `addresses`: name and port of each preview so far; `previews_at`: the URL of one place for all.
+    `egress` leads to allowed hosts, if any. `files`: where those of chats are; `saving` has their
+    backups, if there is an object store. `leases`: those that this server has, if it shares chats.
     """
 
     backend: Backend
@@ -103,6 +103,7 @@ class SessionContext:
     ways_out: WaysOut
     notices: Notices = field(default_factory=Notices)
     addresses: dict[tuple[ChatId, int], tuple[str, int]] = field(default_factory=dict)
+    previews_at: str = ""
     pool: WarmPool | None = None
     egress: "Egress | None" = None
     saving: "Saving | None" = None
