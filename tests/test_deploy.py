@@ -89,6 +89,14 @@ def test_its_settings_are_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     )
 
 
+def test_previews_are_told_where_they_are_published() -> None:
+    server = composed()["services"]["server"]
+    listens = server["environment"]["MCP_SANDBOX_PREVIEWS__LISTEN"].rpartition(":")[2]
+    assert f"127.0.0.1:{listens}:{listens}" in server["ports"]
+    assert f"-http://localhost:{listens}}}" in server["environment"]["MCP_SANDBOX_PREVIEWS__URL"]
+    assert all(each.startswith("127.0.0.1:") for each in server["ports"])
+
+
 def test_prometheus_reads_what_it_is_to_scrape() -> None:
     (job,) = yaml.safe_load((DEPLOY / "prometheus.yaml").read_text())
     assert job["metrics_path"] == "/metrics"
