@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import h11
 import pytest
 
 from mcp_sandbox.config import SecretConfig
+from mcp_sandbox.egress.process.http_requests import Peer, exchange
 from mcp_sandbox.egress.secrets import Secrets
+from mcp_sandbox.egress.ways_out import _pair
 from tests.egress.world import CHAT, HOST, World, a_world, head
 
 VALUE = b'tok/en+0123456789"~%41xyz'
@@ -123,3 +126,17 @@ async def test_the_value_as_a_headers_name_is_masked_in_any_case(world: World, n
     # The digits at the ends of a value hold something of its neighbours.
     assert name.strip(b"Xx-Yy")[1:-2].lower() not in said.lower()
     assert b"*" * 20 in said
+
+
+async def test_an_answer_that_is_there_before_its_request_is_passed_on() -> None:
+    (near, asks), (far, answers) = _pair(), _pair()
+    with asks, answers:
+        asks.sendall(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+        answers.sendall(whole(b"too busy"))
+        async with near, far:
+            client, server = Peer(near, h11.SERVER), Peer(far, h11.CLIENT)
+            request = await client.head(first=True)
+            assert request
+            await exchange(client, server, [request], None, lambda: None)
+        assert asks.recv(1000).endswith(b"\r\n\r\ntoo busy")
+        assert answers.recv(1000).startswith(b"GET / HTTP/1.1\r\n")

@@ -14,6 +14,7 @@ from urllib.parse import unquote_to_bytes
 import anyio
 import h11
 from anyio.abc import ByteStream
+from anyio.lowlevel import checkpoint
 from anyio.streams.tls import TLSAttribute
 
 from mcp_sandbox.egress.link import HUNG_UP
@@ -195,11 +196,12 @@ async def exchange(
 ) -> None:
     """Send a request with the client's body, and the answer back with secrets masked.
 
-    `ended` is called when the client has hung up. Raises RefusedError if an answer may not pass,
-    or an error of the client's stream.
+    `ended` is called when the client hangs up. Raises RefusedError, or what its stream raises.
     """
     async with own_tasks() as tasks:
         tasks.start_soon(_upload, client, server, begun, ended)
+        # The request goes first: its parser takes none after an answer, which may be there already.
+        await checkpoint()
         while client.http.our_state in (h11.SEND_RESPONSE, h11.SEND_BODY):
             came = await server.events()
             await client.send(*(each for event in came for each in _answered(event, mask)))

@@ -101,20 +101,19 @@ async def pass_on(let_in: Callable[..., object], client: SocketStream, began: by
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
     let_in(theirs)
-    visitor, server = Peer(client, h11.SERVER), Peer(SocketStream(ours), h11.CLIENT)
+    visitor, inner = Peer(client, h11.SERVER), Peer(SocketStream(ours), h11.CLIENT)
     # So the visitor is told that it ends; the server gets what the visitor sent.
     visitor.http.receive_data(began.replace(b"\r\n", b"\r\nConnection: close\r\n", 1))
-    async with server.stream:
+    async with inner.stream:
         try:
             if asked := await visitor.head(first=True):
                 fields = asked.headers.raw_items()[1:]
                 sent = h11.Request(method=asked.method, target=asked.target, headers=fields)
-                hang_up = partial(ours.shutdown, socket.SHUT_WR)
-                await exchange(visitor, server, [sent], None, hang_up)
+                await exchange(visitor, inner, [sent], None, partial(ours.shutdown, socket.SHUT_WR))
             if visitor.http.our_state is h11.SWITCHED_PROTOCOL:
-                await server.stream.send(visitor.http.trailing_data[0])
-                await client.send(server.http.trailing_data[0])
-                await carry(client, server.stream)
+                await inner.stream.send(visitor.http.trailing_data[0])
+                await client.send(inner.http.trailing_data[0])
+                await carry(client, inner.stream)
         except RefusedError as exc:
             await visitor.answer(STATUS[exc.verdict], "text/plain", f"No answer: {exc}.\n".encode())
     with anyio.move_on_after(_LAST_S):
