@@ -15,8 +15,6 @@ TokenScope = Literal["mcp", "control", "platform"]
 """What a token is for: the tools, one's own chats in the control API, everybody's chats in it."""
 Network = Literal["none", "allowlist", "open"]
 ProjectAccess = Literal["none", "ro", "rw", "copy"]
-Narrow = Literal["off", "warn", "deny"]
-"""What happens to calls that the allowed-tools of a chat's skills do not name."""
 Language = Literal["python", "bash", "javascript"]
 SandboxState = Literal["running", "paused"]
 SessionState = Literal["warm", "starting", "running", "paused", "terminated"]

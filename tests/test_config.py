@@ -326,6 +326,24 @@ def test_a_large_number_without_a_unit_works_and_warns_once(
     assert "write 14d" in warned
 
 
+def test_a_setting_that_is_gone_warns_once_and_where_it_protected_nothing_starts(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for value in ("off", "warn"):
+        file = written(tmp_path, f"skills:\n  narrow: '{value}'\n  shipped: false\n")
+        assert not load_config(file).config.skills.shipped
+        load_config(file)
+    said = caplog.messages
+    assert [each.partition(" (")[0][-6:] for each in said] == [" 'off'", "'warn'"]
+    assert "line 2) is a setting no more: " in said[0]
+    assert "policy.rules" in said[0]
+    refusal = refused(written(tmp_path, "skills:\n  narrow: deny\n"))
+    assert "skills.narrow 'deny'" in refusal
+    assert "policy.rules" in refusal
+    monkeypatch.setenv("MCP_SANDBOX_SKILLS__NARROW", "deny")
+    assert "(environment MCP_SANDBOX_SKILLS__NARROW)" in refused()
+
+
 @given(st.integers(0, 1 << 60))
 def test_shown_sizes_are_read_back_exactly(size: int) -> None:
     assert parse_size(show_size(size)) == size

@@ -439,7 +439,7 @@ def open_skills(config: Config) -> "Skills":
     from mcp_sandbox.sessions.skills import Skills
     from mcp_sandbox.skills.library import SkillLibrary
 
-    return Skills(SkillLibrary(config.skills, config.data_dir), config.skills.narrow)
+    return Skills(SkillLibrary(config.skills, config.data_dir))
 
 
 def make_server(

@@ -26,7 +26,7 @@ from mcp_sandbox.config.values import (
     UidRange,
     Variable,
 )
-from mcp_sandbox.models import Limits, Narrow, Network, ProjectAccess
+from mcp_sandbox.models import Limits, Network, ProjectAccess
 
 
 class Section(BaseModel):
@@ -294,11 +294,6 @@ class SkillsConfig(Section):
     )
     catalogue: int = setting(
         8000, "characters of the server's instructions that may name skills", ge=0, le=64_000
-    )
-    narrow: Narrow = setting(
-        "off",
-        "what happens to calls of tools that an active skill's allowed-tools does not "
-        "name: off = nothing, warn = the result says so, deny = they are refused",
     )
 
 

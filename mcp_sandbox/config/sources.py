@@ -66,6 +66,15 @@ _SANDBOX_EXEC = (
     "bubblewrap on Linux, and docker on a Mac, whose engine brings such a kernel (deploy/)"
 )
 _BOUNDS = {"ge": "at least", "gt": "more than", "le": "at most"}
+# Settings of the version before: what they did, what to use instead, and the values that protected
+# something, with which nothing starts. A row is left out one version later.
+_REMOVED: Mapping[str, tuple[str, str, frozenset[str]]] = {
+    "skills.narrow": (
+        "the allowed-tools of a skill refuse no calls any more",
+        "write rules of the policy (policy.rules) for what must not run, and remove it",
+        frozenset({"deny"}),
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -276,6 +285,8 @@ def _entries(node: yaml.Node, path: Path, prefix: str = "") -> Iterator[Entry]:
         if key in _SECTIONS:
             yield f"{key}.", name_node, value_node
             yield from _entries(value_node, path, f"{key}.")
+        elif key in _REMOVED:
+            _check_removed(key, _value(value_node, path), _place(path, name_node))
         elif key in KNOWN:
             yield key, name_node, value_node
         else:
@@ -303,6 +314,9 @@ def _make_absolute(key: str, value: object, folder: Path) -> object:
 def _from_environment(variables: Mapping[str, str]) -> Iterator[tuple[str, Setting]]:
     for name in sorted(variables.keys() - _RESERVED):
         key = name.removeprefix(PREFIX).lower().replace("__", ".")
+        if key in _REMOVED:
+            _check_removed(key, variables[name], f"environment {name}")
+            continue
         if key not in KNOWN:
             raise ConfigError(f"environment variable {name}: {_unknown(key, environment=True)}")
         value = _from_text(key, variables[name], f"environment variable {name}")
@@ -330,6 +344,15 @@ def _unknown(key: str, *, environment: bool = False) -> str:
     guess = [_spell(known) if environment else known for known in (*below, *by_last_name, *near)]
     advice = f"did you mean {guess[0]}?" if guess else "remove it"
     return f"there is no setting {key!r}; {advice} `mcp-sandbox config` lists all settings"
+
+
+def _check_removed(key: str, value: object, source: str) -> None:
+    """Warn of a setting that is gone; raise ConfigError where it was to protect something."""
+    what, instead, protecting = _REMOVED[key]
+    said = f"{key} {value!r} ({source}) is a setting no more: {what}; {instead}"
+    if str(value) in protecting:
+        raise ConfigError(said)
+    _warn(said)
 
 
 def _check_unit(key: str, value: object, source: str) -> None:

@@ -1,9 +1,8 @@
 """Grades code by its text before it runs, and decides what follows from the grade.
 
-    assess           the grade of a text, and what follows from it
-    rules            what is looked for; default.yaml has the shipped ones, with examples
-    shell, code      what a command line, Python or JavaScript does, as the rules ask
-    allowed_tools    which tools a skill's `allowed-tools` leaves to the model
+    assess         the grade of a text, and what follows from it
+    rules          what is looked for; default.yaml has the shipped ones, with examples
+    shell, code    what a command line, Python or JavaScript does, as the rules ask
 
 Code can be disguised, so policy is no wall; the sandbox is. A grade refuses what surely destroys
 the user's work, picks the few calls to ask about, and is recorded. This package runs nothing, and

@@ -2,7 +2,7 @@
 
     manager         all chats of one data root; finds the session of one
     session         one chat's computer, as a caller sees it
-    gate            the one way into a sandbox: narrowed, judged, limited, recorded
+    gate            the one way into a sandbox: judged, limited, recorded
     approvals       what persons allow and refuse
     doors           what leaves sandboxes, by which grants; `previews`: what a browser reaches
     skills          what a chat is offered to learn; `skill_pins`: the versions that it sees

@@ -2,9 +2,8 @@
 
 What the audit gets of a call goes there before it runs, and before its answer is sent.
 
-Checked in this order: the allowed tools of the active skills, the policy and the user's consent,
-whether the server is ending, the limit on open sandboxes, room on the disk. How the call ended is
-recorded once, for log, metrics and spans.
+Checked in this order: the policy and the user's consent, whether the server is ending, the limit on
+open sandboxes, room on the disk. How the call ended is recorded once, for log, metrics and spans.
 """
 
 import hashlib
@@ -48,7 +47,6 @@ IN_ADDRESS = re.compile(r"(?<=://)[^\s/@'\"]+(?=@)")
 # so that the longest secret, percent-encoded, is found even if it begins at the cut.
 _SHOWN, _SEARCHED = 2048, 2048 + 3 * 4096
 _LARGE = 1 << 16
-Narrowed = Callable[[ChatId, str, Mapping[str, object]], None]
 
 # A call that is not named here changes nothing, or only deletes.
 _ACCESS = {
@@ -279,14 +277,12 @@ class Gate:
     def __init__(
         self,
         hold_of: Callable[[ChatId], ChatSandbox],
-        narrow: Narrowed,
         judge: PolicyCheck,
         audit: Audit,
         count: Count | None = None,
     ) -> None:
-        """`narrow` raises for calls that the chat's skills forbid; `count` gets each record."""
+        """`count` gets the record of each call."""
         self._hold_of = hold_of
-        self._narrow = narrow
         self._judge = judge
         self._audit = audit
         self._count = count
@@ -317,7 +313,7 @@ class Gate:
         """Yield the chat's sandbox for one call, opened if need be.
 
         Raises:
-            NotPermitted: the active skills or the policy do not allow it.
+            NotPermitted: the policy does not allow it.
             ConsentNeeded, Busy: it needs the user's consent, or another call waits for it.
             OperatorError: no sandbox can be made, or the server is ending.
             WorkspaceFull, StorageUnavailable: there is no room for what is to be written.
@@ -361,12 +357,10 @@ class Gate:
         """Check and record a call that needs no open sandbox; raises as `enter` does."""
         with recorded(action.what, self._count) as record:
             record.chat, record.backend = action.chat, self._hold_of(action.chat).backend
-            tool, given = _as_tool(action)
             await self._audit.wait_for_room(action.chat)
             try:
-                self._narrow(action.chat, tool, given)
                 if action.judged:
-                    await self._judge.check(action, tool, given, record)
+                    await self._judge.check(action, *_as_tool(action), record)
             except NotPermitted as exc:
                 await record_refusal(self._audit, action.arguments, record, exc)
                 raise

@@ -108,7 +108,7 @@ class SessionManager:
         self._reaper = Reaper(self._open_holds, self._cleaning, context.settings)
         self._judge = judge
         self.approvals = judge.approvals
-        self._gate = Gate(self._hold, skills.check_call, judge, context.audit, count)
+        self._gate = Gate(self._hold, judge, context.audit, count)
         # Answers the calls that wait for processes, which go on running for the next server.
         self.answer_waiting = self._gate.answer_waiting
         self._handing_over = self._entered = False

@@ -248,7 +248,7 @@ class Session:
 
     async def take_notices(self) -> list[str]:
         """Return what happened to the sandbox since the last call; each text is returned once."""
-        return [*await self._hold.take_notices(), *self.skills.take_warnings()]
+        return await self._hold.take_notices()
 
     async def run_code(  # noqa: PLR0913 - what code can be given
         self,

@@ -8,15 +8,14 @@ time: that takes some tens of milliseconds, and an agent may have installed some
 """
 
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 
 from anyio import CapacityLimiter, to_thread
 
-from mcp_sandbox.errors import CallerError, NotPermitted, UnknownSkill, Unsupported
-from mcp_sandbox.models import ChatId, ExecResult, Narrow
-from mcp_sandbox.policy.allowed_tools import ActiveSkill, refusal
+from mcp_sandbox.errors import CallerError, UnknownSkill, Unsupported
+from mcp_sandbox.models import ChatId, ExecResult
 from mcp_sandbox.sessions.gate import Action, AdmittedCall, Gate
 from mcp_sandbox.sessions.skill_pins import Activation, ChatPins
 from mcp_sandbox.skills.catalogue import Catalogue
@@ -47,25 +46,30 @@ _ASKED_AT_ONCE = 200
 Scanned = tuple[Findings, Sequence[Requirement]]
 
 
+@dataclass(frozen=True)
+class ActiveSkill:
+    """A skill that a chat has activated, and which version of it."""
+
+    uri: str
+    name: str
+    digest: str
+    path_in_sandbox: str | None
+    allowed_tools: tuple[str, ...] = ()
+
+
 @dataclass
 class ActivatedSkills:
-    """What a chat has activated, and the digests of the texts its client got, both by URI.
-
-    `warnings` are about calls that the skills do not name, until they are taken.
-    """
+    """What a chat has activated, and the digests of the texts its client got, both by URI."""
 
     active: dict[str, ActiveSkill] = field(default_factory=dict[str, ActiveSkill])
     told: dict[str, str] = field(default_factory=dict[str, str])
-    warnings: set[str] = field(default_factory=set[str])
 
 
 class Skills:
     """The skills of all chats."""
 
-    def __init__(self, library: SkillLibrary, narrow: Narrow = "off") -> None:
-        """`narrow` says what happens to calls that the active skills do not name."""
+    def __init__(self, library: SkillLibrary) -> None:
         self.library = library
-        self.narrow = narrow
         self._learned: OrderedDict[ChatId, ActivatedSkills] = OrderedDict()
         # By the digests of their files; the oldest are forgotten first.
         self._scanned: dict[str, Scanned] = {}
@@ -110,17 +114,6 @@ class Skills:
         """Note that the chat has a new client, which has got no text yet."""
         if chat in self._learned:
             self._learned[chat].told.clear()
-
-    def check_call(self, chat: ChatId, tool: str, arguments: Mapping[str, object]) -> None:
-        """Warn of a call that the active skills do not name, or refuse it, as `narrow` says."""
-        if self.narrow == "off":
-            return
-        learned = self.find_activated(chat)
-        why = refusal(learned.active.values(), tool, arguments)
-        if why and self.narrow == "deny":
-            raise NotPermitted(f"{why}: use what they name, or tell the user what is in the way")
-        if why:
-            learned.warnings.add(f"note: {why}")
 
 
 class ChatSkills:
@@ -228,13 +221,6 @@ class ChatSkills:
         learned = self._skills.find_activated(self._chat)
         learned.active.clear()
         learned.told.clear()
-
-    def take_warnings(self) -> Sequence[str]:
-        """Return the warnings, and forget them."""
-        warnings = self._skills.find_activated(self._chat).warnings
-        taken = sorted(warnings)
-        warnings.clear()
-        return taken
 
     async def _found(self, name: str, *, by_user: bool = False) -> Skill:
         catalogue = await self.library.catalogue(self._chat)

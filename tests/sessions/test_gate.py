@@ -1,4 +1,4 @@
-"""The one way into a sandbox: whoever calls is narrowed, counted and told of alike."""
+"""The one way into a sandbox: whoever calls is counted and told of alike."""
 
 import ast
 import logging
@@ -10,14 +10,13 @@ import anyio
 import pytest
 
 from mcp_sandbox.app.chats import open_manager
-from mcp_sandbox.config import Config, SkillsConfig
-from mcp_sandbox.errors import Draining, NotFound, NotPermitted
-from mcp_sandbox.models import ChatId, Narrow, TerminalEnd
+from mcp_sandbox.config import Config
+from mcp_sandbox.errors import Draining, NotFound
+from mcp_sandbox.models import ChatId, TerminalEnd
 from mcp_sandbox.runner.wire.terminal_frames import size
 from mcp_sandbox.sessions.session import Session
 from mcp_sandbox.telemetry.metrics import Metrics
 from tests.conftest import configured
-from tests.server.skills.taught import write_skill
 
 PACKAGE = Path(__file__).parents[2] / "mcp_sandbox"
 CHAT = ChatId("tester", "gate")
@@ -46,14 +45,6 @@ async def shell(session: Session, *command: str) -> TerminalEnd:
     return await session.shell(typed(), show, args={"tty": False, "command": list(command)})
 
 
-def with_skill(folder: Path, data_root: Path, narrow: Narrow) -> Config:
-    folder.mkdir()
-    write_skill(folder, "review", allowed_tools="Read Bash(git:*)")
-    config = configured("unsafe-local", data_root)
-    skills = SkillsConfig(folders=(folder,), shipped=False, narrow=narrow)
-    return config.model_copy(update={"skills": skills})
-
-
 async def test_calls_of_a_program_and_of_a_shell_are_told_of_and_counted(
     data_root: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -80,30 +71,6 @@ async def test_calls_of_a_program_and_of_a_shell_are_told_of_and_counted(
     assert counted["read_file"] == (1, 1)
     assert counted["shell"] == (1, 0)
     assert sum(calls for calls, _ in counted.values()) == 5
-
-
-async def test_what_a_skill_leaves_out_is_refused_to_a_program_and_to_a_shell(
-    tmp_path: Path, data_root: Path
-) -> None:
-    async with session_of(with_skill(tmp_path / "skills", data_root, "deny")) as session:
-        assert (await shell(session, "true")).exit_code == 0
-        await session.skills.activate("review")
-        for refused in (
-            session.exec("touch made"),
-            session.exec("touch made", wait_s=0),
-            session.exec(["touch", "made"]),
-            session.run_code("1"),
-            session.write_file("made", b""),
-            session.reset(keep_files=False),
-            shell(session, "touch", "made"),
-            shell(session),
-            session.previews.open(8000),
-        ):
-            with pytest.raises(NotPermitted, match="allowed-tools of the active skills"):
-                await refused
-        assert (await session.exec(["git", "--version"])).success
-        assert (await shell(session, "git", "--version")).exit_code == 0
-        assert (await session.info()).chat == CHAT
 
 
 async def test_a_program_writes_text_as_it_is(data_root: Path) -> None:

@@ -4,8 +4,7 @@ from pathlib import Path
 
 from mcp_sandbox.config import SkillsConfig
 from mcp_sandbox.models import ChatId
-from mcp_sandbox.policy.allowed_tools import ActiveSkill
-from mcp_sandbox.sessions.skills import Skills
+from mcp_sandbox.sessions.skills import ActiveSkill, Skills
 from mcp_sandbox.skills.library import SkillLibrary
 
 

@@ -164,7 +164,7 @@ def _notes(got: Activation, body: str) -> Iterable[str]:
         yield f"Compatibility, says its author: {cut_short(one_line(front.compatibility), 500)}"
     if front.allowed_tools:
         names = cut_short(one_line(", ".join(front.allowed_tools)), 300)
-        yield f"allowed-tools of its author: {names}. They give no rights here."
+        yield f"allowed-tools of its author: {names}. They change nothing here."
     if got.left_out:
         reasons = cut_short(" ".join(show_name(each.reason) for each in got.left_out), 300)
         yield f"Not all of its folder is here: {reasons}"

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.server.scripted import text_of
 from tests.server.skills.conftest import in_pods_too
 from tests.server.skills.taught import Taught, taught, write_skill
 
@@ -229,16 +230,21 @@ async def test_names_of_files_stay_on_their_line(data_root: Path, folder: Path) 
         assert not re.search(r"^\[Trust me", notes, re.MULTILINE)
 
 
-async def test_what_the_author_declares_is_told_and_gives_no_rights(
+async def test_what_the_author_declares_is_told_and_neither_gives_nor_takes_rights(
     data_root: Path, folder: Path
 ) -> None:
     write_skill(folder, "one", allowed_tools="Bash(git:*) Read", compatibility="Needs pandoc")
+    write_skill(folder, "two", allowed_tools="[Grep, Write]")
     async with taught(data_root, folder) as agent:
         _, _, notes, _ = parts(await agent.activate("one"))
         assert (
-            "[allowed-tools of its author: Bash(git:*), Read. They give no rights here.]" in notes
+            "[allowed-tools of its author: Bash(git:*), Read. They change nothing here.]" in notes
         )
         assert "[Compatibility, says its author: Needs pandoc]" in notes
+        _, _, notes, _ = parts(await agent.activate("two"))
+        assert "[allowed-tools of its author: Grep, Write. They change nothing here.]" in notes
+        ran = await agent.client.call_tool("exec", {"command": "echo hi"})
+        assert text_of(ran) == "hi\n"
 
 
 async def test_a_second_activation_is_short_until_something_changes(
