@@ -23,7 +23,7 @@ quick: $(READY) ## the tests that start no engine and no mcp-sandbox, every back
 	@$(BIN)/python -m tests.run --together -q \
 	  -m "$(NO_ENGINE) and not slow and not alone" -k "not unsafe-local" \
 	  $(addprefix --ignore tests/,e2e daemon relay clients shipped test_cli.py app/test_demo.py \
-	  test_readme.py app/test_skill_tests.py web/test_tokens.py server/test_stdio.py) $(ARGS)
+	  test_readme.py web/test_tokens.py server/test_stdio.py) $(ARGS)
 
 soak: $(READY) ## what takes long: every fault fifty times, five minutes of random kills, all repetitions
 	@tests/provision.sh

@@ -4,7 +4,6 @@
     daemon         `mcp-sandbox serve`: one MCP server for all clients of a socket, and over HTTP
     control        the HTTP API of platforms, when it is enabled
     agents         `open_agent`: an assistant, a chat's computer, and the ways out of it
-    skill_tests    a skill tried out in a sandbox of its own
     demo           `mcp-sandbox demo`
 
 The only room that names concrete backends, and the only one that chooses a module at run time:

@@ -66,10 +66,25 @@ told: ContextVar[Mapping[str, Path]] = ContextVar("told")
 # Words that people know from other programs, and what is written here.
 _MEANT = {"help": "--help", "version": "--version", "exec": "shell", "run": "shell", "ps": "ls"}
 _MEANT |= {"delete": "rm", "remove": "rm", "kill": "stop", "start": "serve", "ssh": "shell"}
+# Commands and options of the version before, and what to use instead; a row is left out one version
+# later.
+_GONE = {
+    "skills test": "copy its folder into a chat by `mcp-sandbox cp`, and run its tests there by "
+    "`mcp-sandbox shell`",
+    "skills add --no-sandbox": "no sandbox is asked any more, so leave it out",
+    "skills doctor --no-sandbox": "no sandbox is asked any more, so leave it out",
+    "skills doctor --backend": "no sandbox is asked any more, so leave it out",
+}
 
 
 class _Command(TyperCommand):
-    def get_params(self, ctx: Any) -> Any:  # noqa: ANN401 - here and below typer's copy of click
+    # Here and below `ctx` is of typer's copy of click.
+    def parse_args(self, ctx: Any, args: list[str]) -> Any:  # noqa: ANN401 - as said
+        for each in args:
+            _refuse_gone(ctx, each.partition("=")[0])
+        return super().parse_args(ctx, args)
+
+    def get_params(self, ctx: Any) -> Any:  # noqa: ANN401 - as above
         return _without_types(super().get_params(ctx))
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:  # noqa: ANN401 - as above
@@ -85,9 +100,17 @@ class _Commands(TyperGroup):
         near = [_MEANT.get(name, ""), *difflib.get_close_matches(name, self.commands, 1)]
         if name in self.commands or name.startswith("-"):
             return super().resolve_command(ctx, args)
+        _refuse_gone(ctx, name)
         fit = next((f"Did you mean `{path} {each}`?" for each in near if each in known), "")
         more = self.epilog or f"`{path} --help` lists what there is."
         return ctx.fail(f"There is no `{path} {name}`. {fit or more}")
+
+
+def _refuse_gone(ctx: Any, word: str) -> None:  # noqa: ANN401 - as above
+    """End where a command or an option was there in the version before."""
+    path = f"{ctx.command_path} {word}"
+    if instead := _GONE.get(path.partition(" ")[2]):
+        ctx.fail(f"`{path}` is gone: {instead}.")
 
 
 def _without_types(params: Any) -> Any:  # noqa: ANN401 - as above

@@ -1,4 +1,4 @@
-"""`skills list`, `show`, `validate`, `doctor`, `fix`, `test`: what there is, and what is wrong.
+"""`skills list`, `show`, `validate`, `doctor`, `fix`: what there is, and what is wrong.
 
 The options that all commands for skills share, and how skills look on a terminal.
 """
@@ -7,23 +7,20 @@ import difflib
 import json
 import stat
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 from urllib.parse import quote
 
 import anyio
 import typer
-from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from mcp_sandbox import __version__
 from mcp_sandbox.cli.options import (
     AsJson,
-    BackendOption,
     chat_id,
     console,
     flag,
@@ -36,7 +33,7 @@ from mcp_sandbox.cli.options import (
 )
 from mcp_sandbox.config import Config
 from mcp_sandbox.durable import write_file
-from mcp_sandbox.errors import Busy, SandboxError, TooLarge, UnusableSkill
+from mcp_sandbox.errors import Busy, TooLarge, UnusableSkill
 from mcp_sandbox.skills import skill as models
 from mcp_sandbox.skills.catalogue import Catalogue, cut_short
 from mcp_sandbox.skills.contents import digest_of, kind_of, open_folder, read_whole
@@ -50,12 +47,8 @@ from mcp_sandbox.skills.skill import (
     is_document,
 )
 
-if TYPE_CHECKING:
-    from mcp_sandbox.app.skill_tests import ExampleResult
-
 User = Annotated[str, typer.Option("--user", metavar="USER", help="Whose skills.")]
 Skill = Annotated[str, typer.Argument(metavar="NAME", help="A skill: its name, or ROOT/NAME.")]
-NoSandbox = Annotated[bool, flag("Do not ask a sandbox what it lacks.", "--no-sandbox")]
 Paths = Annotated[
     list[Path],
     typer.Argument(metavar="PATH", help="A skill's folder, its SKILL.md, or a folder of skills."),
@@ -74,7 +67,6 @@ _LINES_SHOWN = 400
 _LISTING = "`mcp-sandbox skills list`"
 _DESCRIPTION_SHOWN = 200
 _SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
-_STYLES = {"passed": "green", "failed": "red", "skipped": "dim"}
 Row = tuple[str, Path, Diagnostic]
 
 
@@ -140,19 +132,6 @@ def diff(path: str, old: bytes, new: bytes, *, whole: bool = False) -> Iterator[
 def counted(number: int, what: str) -> str:
     """Return "1 file" or "2 files"."""
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
-
-
-def find_lacking_for(
-    skills: Mapping[str, Mapping[str, bytes]], config: Config
-) -> Mapping[str, Sequence[Diagnostic]]:
-    """Return what a sandbox lacks of what scripts need; where there is none, say why not."""
-    from mcp_sandbox.app.skill_tests import find_lacking
-
-    try:
-        return anyio.run(find_lacking, skills, config)
-    except SandboxError as exc:
-        print(f"what a sandbox lacks was not looked at: {exc}", file=sys.stderr)
-        return {}
 
 
 def list_skills(
@@ -261,14 +240,9 @@ def validate(
     raise typer.Exit(1 if faulty else 0)
 
 
-def doctor(
-    user: User = "local",
-    as_json: AsJson = False,
-    no_sandbox: NoSandbox = False,
-    backend: BackendOption = None,
-) -> None:
+def doctor(user: User = "local", as_json: AsJson = False) -> None:
     """Look at all skills that chats are offered, and at what could not be offered."""
-    rows = list(_all_rows(load(backend).config, user, ask=not no_sandbox))
+    rows = list(_all_rows(load().config, user))
     _print(rows, as_json=as_json)
     if not as_json:
         print(f"{counted(len(rows), 'remark')} in all" if rows else "all skills are fine")
@@ -288,18 +262,15 @@ def skill_folders(paths: list[Path]) -> list[Path]:
     return list(dict.fromkeys(found))
 
 
-def _all_rows(settings: Config, user: str, *, ask: bool) -> Iterator[Row]:
+def _all_rows(settings: Config, user: str) -> Iterator[Row]:
     from mcp_sandbox.skills.validate import examine
 
     found = catalogue(settings, user)
     for problem in found.problems:
         for each in problem.diagnostics:
             yield problem.folder.name, problem.folder, each
-    examined = {skill.uri: examine(skill.folder) for skill in found.skills}
-    files = {uri: each.files for uri, each in examined.items()}
-    lacks = find_lacking_for(files, settings) if ask else {}
-    for uri, one in examined.items():
-        for each in (*one.diagnostics, *lacks.get(uri, ())):
+    for one in (examine(skill.folder) for skill in found.skills):
+        for each in one.diagnostics:
             yield one.name, one.folder, each
 
 
@@ -375,64 +346,6 @@ def _write(folder: Path, document: str, data: bytes) -> None:
     write_file(folder / DOCUMENT, data, mode=stat.S_IMODE((folder / document).stat().st_mode))
     if document != DOCUMENT and not (folder / DOCUMENT).samefile(folder / document):
         (folder / document).unlink()
-
-
-def try_out(
-    what: Annotated[
-        str, typer.Argument(metavar="NAME|PATH", help="A skill's name, or its folder.")
-    ],
-    timeout: Annotated[
-        float, typer.Option(metavar="SECONDS", min=0.1, help="How long one example may take.")
-    ] = 60.0,
-    user: User = "local",
-    as_json: AsJson = False,
-    backend: BackendOption = None,
-) -> None:
-    """Run a skill's tests, evals and scripts' syntax in a throw-away sandbox without network.
-
-    Tests lie in tests/ and pass with exit code 0; entries of evals/evals.json need a `command`.
-    """
-    from mcp_sandbox.app import skill_tests
-
-    settings = load(backend).config
-    folder = _folder(settings, user, what)
-    outcomes = anyio.run(partial(skill_tests.try_out, folder, settings, timeout_s=timeout))
-    failed = sum(each.verdict == "failed" for each in outcomes)
-    found = [
-        {
-            "name": each.example.name,
-            "kind": each.example.kind,
-            "verdict": each.verdict,
-            "why": each.why,
-            "duration_ms": each.duration_ms,
-        }
-        for each in outcomes
-    ]
-    nothing = "nothing to run: put tests into tests/, such as tests/test_it.py or tests/it.sh"
-    output = table("", "kind", "example", "ms", "why", rows=map(_outcome_row, outcomes))
-    tell(found, output, as_json=as_json, none=nothing)
-    if outcomes and not as_json:
-        passed = sum(each.verdict == "passed" for each in outcomes)
-        print(f"{passed} passed, {failed} failed, {len(outcomes) - passed - failed} skipped")
-    raise typer.Exit(1 if failed else 0)
-
-
-def _folder(settings: Config, user: str, what: str) -> Path:
-    path = Path(what)
-    if path.exists():
-        folders = skill_folders([path])
-        if len(folders) > 1:
-            names = printable(", ".join(folder.name for folder in folders[:10]))
-            raise typer.BadParameter(f"{what} has several skills: name one of {names}")
-        return folders[0]
-    return catalogue(settings, user).find(what, _LISTING).folder
-
-
-def _outcome_row(outcome: "ExampleResult") -> tuple[RenderableType, ...]:
-    verdict = Text(outcome.verdict, style=_STYLES[outcome.verdict])
-    why = Text("\n").join(safe(line) for line in outcome.why.splitlines())
-    name = safe(outcome.example.name)
-    return verdict, outcome.example.kind, name, str(outcome.duration_ms or ""), why
 
 
 def sarif(found: Iterable[tuple[Path, Diagnostic]], version: str, here: Path) -> dict[str, Json]:

@@ -22,7 +22,7 @@ from mcp_sandbox.cli.options import (
     tell,
 )
 from mcp_sandbox.cli.skills import check as tables
-from mcp_sandbox.cli.skills.check import NoSandbox, User
+from mcp_sandbox.cli.skills.check import User
 from mcp_sandbox.errors import AlreadyExists, InvalidArgument, SandboxError, UnusableSkill
 
 if TYPE_CHECKING:
@@ -44,14 +44,13 @@ def add(
     ],
     user: User = "local",
     yes: Yes = False,
-    no_sandbox: NoSandbox = False,
 ) -> None:
-    """Install a skill, after showing what is in it and what sandboxes lack for it."""
+    """Install a skill, after showing what is in it."""
     from mcp_sandbox.cli.skills.offer import offer
 
     installed = _installed(user)
     new = _fetched(source)
-    name = offer(console(), new, None if no_sandbox else load().config)
+    name = offer(console(), new)
     old = next((state for state in installed.states() if state.name == name), None)
     if old is not None:
         if old.differs or old.tree != new.tree:

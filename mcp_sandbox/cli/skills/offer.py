@@ -8,7 +8,6 @@ from rich.text import Text
 
 from mcp_sandbox.cli.options import print_diff, show_bytes
 from mcp_sandbox.cli.skills import check
-from mcp_sandbox.config import Config
 from mcp_sandbox.errors import UnusableSkill
 from mcp_sandbox.skills.contents import set_digest
 from mcp_sandbox.skills.needs.findings import scan
@@ -25,20 +24,16 @@ _SCRIPT_ENDINGS = frozenset(
 )
 
 
-def offer(terminal: Console, incoming: FetchedSkill, settings: Config | None) -> str:
+def offer(terminal: Console, incoming: FetchedSkill) -> str:
     """Print what a skill is and what is wrong with it; return its name.
-
-    With `settings` a sandbox is asked what it lacks.
 
     Raises UnusableSkill: it cannot be used; what is wrong was printed.
     """
     found = _examined(incoming)
     if found.front is not None:
         terminal.print(_facts(found, incoming))
-    asked = check.find_lacking_for({"": found.files}, settings) if settings and found.front else {}
-    lacks = asked.get("", ())
-    if found.diagnostics or lacks:
-        rows = ((found.name, each) for each in (*found.diagnostics, *lacks))
+    if found.diagnostics:
+        rows = ((found.name, each) for each in found.diagnostics)
         terminal.print(check.diagnostics_table(rows))
     if found.front is None:
         raise UnusableSkill(

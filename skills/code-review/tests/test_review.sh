@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Run by `mcp-sandbox skills test`, in a copy of the skill's folder.
+# Run in a copy of the skill's folder, where it writes.
 set -euo pipefail
 
 cat > change.patch <<'PATCH'

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Run by `mcp-sandbox skills test`, in a copy of the skill's folder: the commands work that
+# Run in a copy of the skill's folder, where it writes: the commands work that
 # references/limits.md names.
 set -euo pipefail
 
