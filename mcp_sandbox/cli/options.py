@@ -71,6 +71,8 @@ _MEANT |= {"delete": "rm", "remove": "rm", "kill": "stop", "start": "serve", "ss
 _GONE = {
     "skills test": "copy its folder into a chat by `mcp-sandbox cp`, and run its tests there by "
     "`mcp-sandbox shell`",
+    "skills update --undo": "no former version is kept: remove the skill, and add the older one "
+    "(owner/repo/path@REF)",
     "skills add --no-sandbox": "no sandbox is asked any more, so leave it out",
     "skills doctor --no-sandbox": "no sandbox is asked any more, so leave it out",
     "skills doctor --backend": "no sandbox is asked any more, so leave it out",

@@ -77,7 +77,7 @@ def test_nothing_is_installed_without_consent(run: Run, tmp_path: Path) -> None:
     assert rows(run("list", "--json")) == []
 
 
-def test_update_shows_scripts_first_and_can_be_undone(run: Run, tmp_path: Path) -> None:
+def test_update_says_which_files_differ_scripts_first_and_asks(run: Run, tmp_path: Path) -> None:
     skill = source(tmp_path)
     assert run("add", str(skill), "--yes").exit_code == 0
     assert run("update").stdout == "pdf is up to date\n"
@@ -85,14 +85,33 @@ def test_update_shows_scripts_first_and_can_be_undone(run: Run, tmp_path: Path) 
     (skill / "new.bin").write_bytes(b"\0")
     refused = run("update", "pdf")
     assert refused.exit_code == 1
-    at = [
-        refused.stdout.index(text) for text in ("+echo 2", "+description: Version 2.", "+ sha256")
+    assert refused.stdout.splitlines()[:3] == [
+        "changed: scripts/run.sh",
+        "changed: SKILL.md",
+        "added: new.bin",
     ]
-    assert at == sorted(at)
-    assert run("update", "pdf", "--yes").exit_code == 0
-    assert json.loads(run("show", "pdf", "--json").stdout)["description"] == "Version 2."
-    assert run("update", "pdf", "--undo").exit_code == 0
     assert json.loads(run("show", "pdf", "--json").stdout)["description"] == "Version 1."
+    assert run("update", "pdf", "--yes").stdout.endswith("updated pdf\n")
+    assert json.loads(run("show", "pdf", "--json").stdout)["description"] == "Version 2."
+    assert run("lock", "--check").exit_code == 0
+
+
+def test_what_an_interrupted_command_left_is_right_after_it_is_given_again(
+    run: Run, tmp_path: Path, data_root: Path
+) -> None:
+    skill = source(tmp_path)
+    assert run("add", str(skill), "--yes").exit_code == 0
+    lock = data_root / "skills" / "local" / "skills-lock.json"
+    former = lock.read_bytes()
+    lock.unlink()
+    assert run("add", str(skill), "--yes").stdout.endswith("from their next call on\n")
+    assert run("lock", "--check").exit_code == 0
+    source(tmp_path, 2)
+    assert run("update", "pdf", "--yes").exit_code == 0
+    lock.write_bytes(former)
+    assert run("lock", "--check").exit_code == 1
+    assert run("update", "pdf", "--yes").exit_code == 0
+    assert run("lock", "--check").exit_code == 0
 
 
 def test_what_scripts_use_is_shown_before_it_is_agreed_to(run: Run, tmp_path: Path) -> None:
@@ -103,9 +122,6 @@ def test_what_scripts_use_is_shown_before_it_is_agreed_to(run: Run, tmp_path: Pa
     assert "TOKEN_A" in offered
     assert "requests" in offered
     assert json.loads(run("show", "pdf", "--json").stdout)["findings"]["variables"] == ["TOKEN_A"]
-    script.write_text(script.read_text() + "requests.get('https://collector.dev/')\n")
-    first, *_ = run("update", "pdf").stdout.splitlines()
-    assert first == "new: reaches collector.dev"
 
 
 def test_update_never_brings_another_skill_or_a_broken_one(run: Run, tmp_path: Path) -> None:
@@ -342,6 +358,7 @@ def test_what_is_gone_says_what_to_use_instead(run: Run) -> None:
     for command, says in (
         (("test", "x"), "`mcp-sandbox shell`"),
         (("add", "x", "--no-sandbox"), "leave it out"),
+        (("update", "x", "--undo"), "add the older one"),
         (("doctor", "--backend=docker"), "leave it out"),
     ):
         done = run(*command)

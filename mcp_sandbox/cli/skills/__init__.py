@@ -1,6 +1,6 @@
 """`skills …`: what agents can be taught, where it comes from, and what is wrong with it.
 
-`check` looks at skills and mends them; `install` changes which there are, and asks by `offer`.
+`check` looks at skills and mends them; `install` changes which there are.
 Exit codes: 0 fine, 1 problems were found or nothing was done, 2 wrong usage.
 """
 

@@ -1,8 +1,8 @@
 """`skills add`, `update`, `remove` and `lock`: the skills of a user, and where they come from."""
 
 import sys
-from collections.abc import Iterable
-from pathlib import Path
+from collections.abc import Iterable, Iterator
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -18,17 +18,25 @@ from mcp_sandbox.cli.options import (
     flag,
     load,
     printable,
+    show_bytes,
     table,
     tell,
 )
 from mcp_sandbox.cli.skills import check as tables
 from mcp_sandbox.cli.skills.check import User
 from mcp_sandbox.errors import AlreadyExists, InvalidArgument, SandboxError, UnusableSkill
+from mcp_sandbox.skills.skill import DOCUMENT
 
 if TYPE_CHECKING:
     from mcp_sandbox.skills.supply.fetch import FetchedSkill
     from mcp_sandbox.skills.supply.installed import InstalledSkills, InstalledState
+    from mcp_sandbox.skills.supply.tree import Tree
+    from mcp_sandbox.skills.validate import ExaminedSkill
 
+_SCRIPT_ENDINGS = frozenset(
+    {".bash", ".bat", ".cjs", ".cmd", ".go", ".js", ".lua", ".mjs", ".php", ".pl", ".ps1", ".py"}
+    | {".r", ".rb", ".sh", ".ts", ".zsh"}
+)
 _NOTHING = "nothing was {}; --yes does it without asking"
 Name = Annotated[str, typer.Argument(metavar="NAME", help="An installed skill.")]
 
@@ -46,22 +54,21 @@ def add(
     yes: Yes = False,
 ) -> None:
     """Install a skill, after showing what is in it."""
-    from mcp_sandbox.cli.skills.offer import offer
-
     installed = _installed(user)
     new = _fetched(source)
-    name = offer(console(), new)
+    name = _offer(new)
     old = next((state for state in installed.states() if state.name == name), None)
-    if old is not None:
-        if old.differs or old.tree != new.tree:
-            raise AlreadyExists(
-                f"another skill {name} is installed: `mcp-sandbox skills update {name}` renews it, "
-                f"`mcp-sandbox skills remove {name}` makes room"
-            )
+    if old is not None and old.tree != new.tree:
+        raise AlreadyExists(
+            f"another skill {name} is installed: `mcp-sandbox skills update {name}` renews it, "
+            f"`mcp-sandbox skills remove {name}` makes room"
+        )
+    if old is not None and not old.differs:
         print(f"{name} is installed already, just as it is there")
         return
     agreed(yes, f"Install {name}?", _NOTHING.format("installed"))
-    installed.put(name, new.tree, new.source, new.commit, instead_of=None)
+    instead_of = old.tree if old else None
+    installed.put(name, new.tree, new.source, new.commit, instead_of=instead_of)
     print(f"installed {name}; chats see it from their next call on")
 
 
@@ -80,17 +87,11 @@ def update(
         str | None,
         typer.Argument(metavar="NAME", help="One skill; all without it.", show_default=False),
     ] = None,
-    undo: Annotated[bool, flag("Bring the version before the last update back.", "--undo")] = False,
     user: User = "local",
     yes: Yes = False,
 ) -> None:
-    """Get skills from their sources again; shows what differs and asks first."""
+    """Get skills from their sources again; says which files differ and asks first."""
     installed = _installed(user)
-    if undo:
-        if name is None:
-            raise typer.BadParameter("--undo needs the NAME of one skill")
-        print(f"{name} is again as it was installed at {installed.undo(name).installed_at}")
-        return
     if name is not None:
         _update(installed, name, yes=yes)
         return
@@ -126,23 +127,107 @@ def lock(
 
 
 def _update(installed: "InstalledSkills", name: str, *, yes: bool) -> None:
-    from mcp_sandbox.cli.skills.offer import print_changes
-
     old = installed.state(name)
     if old.entry is None or not old.entry.source:
         raise UnusableSkill(f"{name} was put there by hand: there is no source to update it from")
     if old.tree is None:
         raise UnusableSkill(f"{name} cannot be updated: {old.problem}")
     new = _fetched(old.entry.source)
-    if new.tree == old.tree:
+    if new.tree == old.tree and not old.differs:
         print(f"{name} is up to date")
         return
-    print_changes(console(), name, old.tree, new)
+    _tell_changes(name, old.tree, new)
     if old.differs:
         print(f"{name} was changed here since it was installed: an update replaces that, too")
     agreed(yes, f"Update {name}?", _NOTHING.format("updated"))
     installed.put(name, new.tree, new.source, new.commit, instead_of=old.tree)
-    print(f"updated {name}; `mcp-sandbox skills update {name} --undo` brings the old one back")
+    print(f"updated {name}")
+
+
+def _offer(incoming: "FetchedSkill") -> str:
+    """Print what a skill is and what is wrong with it; return its name.
+
+    Raises UnusableSkill: it cannot be used; what is wrong was printed.
+    """
+    terminal, found = console(), _examined(incoming)
+    if found.front is not None:
+        terminal.print(_facts(found, incoming))
+    if found.diagnostics:
+        rows = ((found.name, each) for each in found.diagnostics)
+        terminal.print(tables.diagnostics_table(rows))
+    if found.front is None:
+        raise UnusableSkill("nothing was installed: the skill cannot be used as it is")
+    return found.front.name
+
+
+def _tell_changes(name: str, old: "Tree", incoming: "FetchedSkill") -> None:
+    """Print which files an update changes, scripts first, and what is newly wrong.
+
+    Raises UnusableSkill: the new version cannot be used, or is another skill.
+    """
+    from mcp_sandbox.skills.validate import examine_files
+
+    found, terminal = _examined(incoming), console()
+    if found.front is None or found.front.name != name:
+        what = "cannot be used" if found.front is None else f"is called {found.front.name}"
+        raise UnusableSkill(
+            f"{name} stays as it is: what its source has now {what}. Look at {incoming.source}, or "
+            f"`mcp-sandbox skills remove {name}`"
+        )
+    for text, is_script in _changes(old, incoming.tree):
+        terminal.print(tables.safe(text), style="bold red" if is_script else "")
+    before = examine_files(_files(old), name)
+    if more := [each for each in found.diagnostics if each not in before.diagnostics]:
+        terminal.print(tables.diagnostics_table((name, each) for each in more))
+
+
+def _changes(old: "Tree", new: "Tree") -> Iterator[tuple[str, bool]]:
+    differing = [path for path in {*old, *new} if old.get(path) != new.get(path)]
+    scripts = {path for tree in (old, new) for path in differing if _is_script(path, tree)}
+    for path in sorted(differing, key=lambda path: (path not in scripts, path != DOCUMENT, path)):
+        what = "changed" if path in old and path in new else "added" if path in new else "removed"
+        yield f"{what}: {path}", path in scripts
+
+
+def _is_script(path: str, tree: "Tree") -> bool:
+    file, ending = tree.get(path), PurePosixPath(path).suffix.lower()
+    return file is not None and (
+        file.executable or ending in _SCRIPT_ENDINGS or file.data.startswith(b"#!")
+    )
+
+
+def _examined(incoming: "FetchedSkill") -> "ExaminedSkill":
+    """Return the skill as it will lie in a folder of its own name."""
+    from mcp_sandbox.skills.parse import parse
+    from mcp_sandbox.skills.validate import examine_files
+
+    files = _files(incoming.tree)
+    front = parse(files[DOCUMENT], incoming.folder_name).front
+    return examine_files(files, front.name if front else incoming.folder_name)
+
+
+def _facts(found: "ExaminedSkill", incoming: "FetchedSkill") -> Table:
+    from mcp_sandbox.skills.contents import set_digest
+    from mcp_sandbox.skills.needs.findings import scan
+    from mcp_sandbox.skills.supply.installed import file_digests
+
+    tree = incoming.tree
+    size = show_bytes(sum(len(file.data) for file in tree.values()))
+    facts = {
+        "skill": found.name,
+        "description": found.front.description if found.front else "",
+        "source": incoming.source,
+        "commit": incoming.commit,
+        "digest": set_digest(file_digests(tree)),
+        "files": f"{len(tree)}, {size}",
+        "scripts": [path for path in tree if _is_script(path, tree)],
+        "allowed tools": found.front.allowed_tools if found.front else "",
+    }
+    return tables.facts_table({**facts, **tables.uses(scan(found.files)[0])})
+
+
+def _files(tree: "Tree") -> dict[str, bytes]:
+    return {path: file.data for path, file in tree.items()}
 
 
 def _installed(user: str) -> "InstalledSkills":

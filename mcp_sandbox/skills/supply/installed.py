@@ -2,27 +2,27 @@
 
     {data}/skills/{user}/{name}/            a skill
     {data}/skills/{user}/skills-lock.json   where each comes from, and the digests of its files
-    {data}/skills/.former/{user}/{name}/    the version before, for `update --undo`
-    {data}/skills/.staged/                  the change that is being made
+    {data}/skills/.staged/                  a change that is being made
     {data}/skills/.lock                     locked while something changes
 
 A skill that was put there by hand has no entry until `lock` gives it one.
 
-A change lies whole in `.staged` before the one rename that does it. After a crash the next program
-finishes it if that rename has happened, and drops it otherwise.
+A change lies whole in `.staged` before the one rename that does it, and the lock file is written
+after it. A crash between the two leaves a skill that is whole and differs from its entry; the same
+command, given again, writes the entry.
 """
 
 import json
 import os
 import shutil
 from collections.abc import Generator, Iterable, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from mcp_sandbox import durable, errors
 from mcp_sandbox.models import ChatId
@@ -35,15 +35,11 @@ LOCK_FILE = "skills-lock.json"
 _Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
 
 
-class _Model(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Version(_Model):
-    """One state of an installed skill. `commit` is empty unless it came from git.
+class LockEntry(BaseModel, frozen=True):
+    """An installed skill as it was put in place. `commit` is empty unless it came from git.
 
     `source` is what `update` asks for again; empty for what was put there by hand. `installed_at`
-    is in UTC, as ISO 8601 writes it.
+    is in UTC, as ISO 8601 writes it. Other fields are left out: version 0.2 had one more.
     """
 
     source: str
@@ -53,24 +49,9 @@ class Version(_Model):
     installed_at: str
 
 
-class LockEntry(Version):
-    """An installed skill, and the version before it, which `update --undo` brings back."""
-
-    former: Version | None = None
-
-
-class _LockFile(_Model):
+class _LockFile(BaseModel, frozen=True, extra="forbid"):
     version: int = Field(default=1, ge=1, le=1)
     skills: dict[str, LockEntry] = {}
-
-
-class _Plan(_Model):
-    """A change; without an entry the skill goes away. `inode`: that of its folder afterwards."""
-
-    user: str
-    name: str
-    entry: LockEntry | None
-    inode: int | None
 
 
 @dataclass(frozen=True)
@@ -125,7 +106,7 @@ class InstalledSkills:
     def put(
         self, name: str, tree: Tree, source: str, commit: str = "", *, instead_of: Tree | None
     ) -> None:
-        """Put a skill in place, whole or not at all; what was there is kept as its former version.
+        """Put a skill in place, whole or not at all.
 
         Raises:
             AlreadyExists: something else than `instead_of` is there by now.
@@ -139,30 +120,10 @@ class InstalledSkills:
                 raise errors.AlreadyExists(
                     f"the skill {name} was changed by another process: look at it, and try again"
                 )
-            former = None if old is None else self._present(name, old)
-            self._carry_out(name, tree, _entry(_version(tree, source, commit), former))
-
-    def undo(self, name: str) -> Version:
-        """Bring the former version of a skill back; the present one becomes the former.
-
-        Raises UnknownSkill: the skill is not installed, or has no former version.
-        """
-        with self._changing():
-            entry = _read_lock(self.folder).get(name)
-            place = self._skills / ".former" / self._user / name
-            if entry is None or entry.former is None or not place.is_dir():
-                raise errors.UnknownSkill(
-                    f"there is no former version of {name}: only an update keeps one"
-                )
-            present = self._present(name, read_folder(self.folder / name))
-            self._carry_out(name, read_folder(place), _entry(entry.former, present))
-            return entry.former
+            self._carry_out(name, tree, _entry(tree, source, commit))
 
     def remove(self, name: str) -> None:
-        """Take a skill away, with its former version.
-
-        Raises UnknownSkill: there is none of that name.
-        """
+        """Take a skill away. Raises UnknownSkill: there is none of that name."""
         with self._changing():
             self._known(name)
             self._carry_out(name, None, None)
@@ -171,19 +132,12 @@ class InstalledSkills:
         """Accept the files as they are into the lock file; returns the names that this changed."""
         with self._changing():
             old = _read_lock(self.folder)
-            new = dict[str, LockEntry]()
-            for name in self._names():
-                present = self._present(name, read_folder(self.folder / name))
-                new[name] = _entry(present, old[name].former if name in old else None)
+            new = {
+                name: _present(old.get(name), read_folder(self.folder / name))
+                for name in self._names()
+            }
             _write_lock(self.folder, new)
         return sorted(name for name in {*old, *new} if old.get(name) != new.get(name))
-
-    def _present(self, name: str, tree: Tree) -> Version:
-        """Return what is there now, with the source that it once came from."""
-        entry = _read_lock(self.folder).get(name)
-        if entry is not None and entry.files == file_digests(tree):
-            return Version(**entry.model_dump(exclude={"former"}))
-        return _version(tree, entry.source if entry else "", entry.commit if entry else "")
 
     def _state(self, name: str, entry: LockEntry | None) -> InstalledState:
         if not self._is_there(name):
@@ -218,56 +172,35 @@ class InstalledSkills:
 
     @contextmanager
     def _changing(self) -> Generator[None]:
-        """Keep others from changing skills, and end what was interrupted."""
+        """Keep others from changing skills, and drop what was interrupted."""
         with storage_errors(self._data_root):
             os.close(open_data_root(self._data_root))
             for folder in (self._skills, self.folder):
                 folder.mkdir(mode=0o700, exist_ok=True)
             with durable.locked(self._skills / ".lock"):
-                plan = None
-                with suppress(OSError, ValidationError):
-                    plan = _Plan.model_validate_json((self._stage / "plan.json").read_bytes())
-                if plan and _inode(self._skills / plan.user / plan.name) == plan.inode:
-                    # The rename has happened.
-                    self._finish(plan)
                 _discard(self._stage)
                 yield
 
     def _carry_out(self, name: str, tree: Tree | None, entry: LockEntry | None) -> None:
         """Put a tree in place, or take away what is there."""
-        new, place = self._stage / "skill", self.folder / name
+        # Read first: where the lock file is damaged nothing changes.
+        entries = {each: old for each, old in _read_lock(self.folder).items() if each != name}
+        staged, place = self._stage / "skill", self.folder / name
         self._stage.mkdir(mode=0o700)
-        if tree is not None:
-            write_tree(self._stage / "draft", tree)
-            durable.publish_folder(self._stage / "draft", new)
-        plan = _Plan(user=self._user, name=name, entry=entry, inode=_inode(new))
-        durable.write_file(self._stage / "plan.json", plan.model_dump_json().encode())
-        staged, target = os.fsencode(new), os.fsencode(place)
-        if not os.path.lexists(place):
-            if tree is not None:
-                beneath.rename_new(beneath.AT_CWD, staged, beneath.AT_CWD, target)
-        elif tree is not None:
-            beneath.exchange(beneath.AT_CWD, staged, beneath.AT_CWD, target)
+        if tree is None:
+            if os.path.lexists(place):
+                place.rename(staged)
         else:
-            beneath.rename_new(beneath.AT_CWD, target, beneath.AT_CWD, staged)
+            _write_tree(staged, tree)
+            if not durable.publish_folder(staged, place):
+                both = os.fsencode(staged), os.fsencode(place)
+                beneath.exchange(beneath.AT_CWD, both[0], beneath.AT_CWD, both[1])
         durable.sync(self.folder)
-        self._finish(plan)
-
-    def _finish(self, plan: _Plan) -> None:
-        """Do what follows the rename; may be done twice."""
-        folder = self._skills / plan.user
-        entries = {name: each for name, each in _read_lock(folder).items() if name != plan.name}
-        _write_lock(folder, {**entries, plan.name: plan.entry} if plan.entry else entries)
-        former, old = self._skills / ".former" / plan.user / plan.name, self._stage / "skill"
-        if plan.entry is None or old.is_dir():
-            _discard(former)
-        if plan.entry is not None and old.is_dir():
-            former.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            old.rename(former)
+        _write_lock(self.folder, {**entries, name: entry} if entry else entries)
         _discard(self._stage)
 
 
-def write_tree(folder: Path, tree: Tree) -> None:
+def _write_tree(folder: Path, tree: Tree) -> None:
     """Write all files into a new folder. Raises OSError."""
     folder.mkdir(mode=0o755)
     for path, file in tree.items():
@@ -282,14 +215,17 @@ def file_digests(tree: Tree) -> dict[str, str]:
     return {path: digest_of(file.data) for path, file in tree.items()}
 
 
-def _entry(version: Version, former: Version | None) -> LockEntry:
-    return LockEntry(**version.model_dump(), former=former)
+def _present(entry: LockEntry | None, tree: Tree) -> LockEntry:
+    """Return what is there now, with the source that it once came from."""
+    if entry is None or entry.files != file_digests(tree):
+        return _entry(tree, entry.source if entry else "", entry.commit if entry else "")
+    return entry
 
 
-def _version(tree: Tree, source: str, commit: str) -> Version:
+def _entry(tree: Tree, source: str, commit: str) -> LockEntry:
     files, now = file_digests(tree), datetime.now(UTC).isoformat(timespec="seconds")
     digest = set_digest(files)
-    return Version(source=source, commit=commit, digest=digest, files=files, installed_at=now)
+    return LockEntry(source=source, commit=commit, digest=digest, files=files, installed_at=now)
 
 
 def _read_lock(folder: Path) -> Mapping[str, LockEntry]:
@@ -309,10 +245,6 @@ def _write_lock(folder: Path, entries: Mapping[str, LockEntry]) -> None:
     content = _LockFile(skills=dict(sorted(entries.items()))).model_dump(mode="json")
     data = json.dumps(content, indent=1, ensure_ascii=False).encode()
     durable.write_file(folder / LOCK_FILE, data + b"\n")
-
-
-def _inode(place: Path) -> int | None:
-    return place.lstat().st_ino if os.path.lexists(place) else None
 
 
 def _discard(place: Path) -> None:

@@ -18,15 +18,12 @@ def version(number: int) -> Tree:
 
 
 def put(installed: InstalledSkills, number: int) -> None:
-    before = installed.state(NAME).tree if NAME in installed.entries() else None
-    tree = version(number)
-    installed.put(NAME, tree, f"./{number}", instead_of=before)
+    before = {state.name: state.tree for state in installed.states()}.get(NAME)
+    installed.put(NAME, version(number), f"./{number}", instead_of=before)
 
 
 def change(installed: InstalledSkills, what: str) -> None:
-    if what == "undo":
-        installed.undo(NAME)
-    elif what == "remove":
+    if what == "remove":
         installed.remove(NAME)
     else:
         put(installed, int(what))

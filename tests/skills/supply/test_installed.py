@@ -1,5 +1,6 @@
 """Skills are installed, replaced and taken away whole, and the lock file always says which."""
 
+import json
 import os
 import shutil
 import signal
@@ -24,30 +25,10 @@ def test_installed_skill_is_there_with_its_entry(installed: InstalledSkills) -> 
     put(installed, 1)
     assert installed.state(NAME).tree == version(1)
     entry = installed.entries()[NAME]
-    assert (entry.source, entry.former) == ("./1", None)
+    assert entry.source == "./1"
     assert set(entry.files) == set(version(1))
     assert [state.differs for state in installed.states()] == [False]
     assert oct((installed.folder / NAME / "scripts" / "1.sh").stat().st_mode)[-3:] == "755"
-
-
-def test_update_keeps_the_former_version_and_undo_brings_it_back(
-    installed: InstalledSkills,
-) -> None:
-    put(installed, 1)
-    put(installed, 2)
-    assert installed.state(NAME).tree == version(2)
-    for number in (1, 2, 1):
-        assert installed.undo(NAME).source == f"./{number}"
-        assert installed.state(NAME).tree == version(number)
-        entry = installed.entries()[NAME]
-        assert entry.former is not None
-        assert (entry.source, entry.former.source) == (f"./{number}", f"./{3 - number}")
-
-
-def test_without_an_update_there_is_nothing_to_undo(installed: InstalledSkills) -> None:
-    put(installed, 1)
-    with pytest.raises(UnknownSkill, match="only an update keeps one"):
-        installed.undo(NAME)
 
 
 def test_removed_skill_leaves_nothing(installed: InstalledSkills, data_root: Path) -> None:
@@ -91,7 +72,7 @@ def test_of_two_who_install_the_same_at_once_one_is_told(data_root: Path) -> Non
     assert InstalledSkills(data_root, USER).entries()[NAME].source == f"./{winner}"
 
 
-def test_local_changes_are_told_and_kept_as_former_version(installed: InstalledSkills) -> None:
+def test_local_changes_are_told_and_replaced_whole(installed: InstalledSkills) -> None:
     put(installed, 1)
     (installed.folder / NAME / "mine.txt").write_text("work")
     (installed.folder / NAME / "SKILL.md").write_text("changed")
@@ -100,8 +81,7 @@ def test_local_changes_are_told_and_kept_as_former_version(installed: InstalledS
     assert (state.changed, state.added) == (("SKILL.md",), ("mine.txt",))
     assert state.missing == ("scripts/1.sh",)
     put(installed, 2)
-    installed.undo(NAME)
-    assert read_folder(installed.folder / NAME)["mine.txt"].data == b"work"
+    assert read_folder(installed.folder / NAME) == version(2)
     assert not any(state.differs for state in installed.states())
 
 
@@ -129,23 +109,30 @@ def test_damaged_lock_file_is_reported_and_left_alone(installed: InstalledSkills
     put(installed, 1)
     (installed.folder / LOCK_FILE).write_text("{")
     with pytest.raises(ConfigError, match=r"skills-lock\.json is damaged"):
-        put(installed, 2)
+        installed.put(NAME, version(2), "x", instead_of=version(1))
     assert read_folder(installed.folder / NAME) == version(1)
 
 
-@pytest.mark.parametrize("plan", [b"", b"{", b"\xff\xfe", b'{"user": "local"}'])
-def test_damaged_rest_of_a_change_is_dropped(
-    plan: bytes, installed: InstalledSkills, data_root: Path
-) -> None:
+def test_rest_of_a_change_is_dropped(installed: InstalledSkills, data_root: Path) -> None:
     put(installed, 1)
     stage = data_root / "skills" / ".staged"
     (stage / "skill").mkdir(parents=True)
-    (stage / "plan.json").write_bytes(plan)
     assert not installed.state(NAME).differs
     assert not stage.exists()
     stage.write_text("no folder")
     put(installed, 2)
     assert installed.state(NAME).tree == version(2)
+
+
+def test_lock_file_of_the_version_before_is_read(installed: InstalledSkills) -> None:
+    put(installed, 1)
+    lock = installed.folder / LOCK_FILE
+    content = json.loads(lock.read_bytes())
+    content["skills"][NAME]["former"] = content["skills"][NAME] | {"source": "./0"}
+    lock.write_text(json.dumps(content))
+    assert [state.differs for state in installed.states()] == [False]
+    put(installed, 2)
+    assert "former" not in json.loads(lock.read_bytes())["skills"][NAME]
 
 
 def test_user_is_never_a_path(data_root: Path) -> None:
@@ -170,7 +157,6 @@ def die(data_root: Path, at: int, what: str) -> bool:
     [
         ("1", None, version(1)),
         ("3", version(2), version(3)),
-        ("undo", version(2), version(1)),
         ("remove", version(2), None),
     ],
 )
@@ -181,7 +167,6 @@ def test_killed_at_any_point_a_change_is_whole_or_not_at_all(
     prepared = InstalledSkills(tmp_path / "prepared", USER)
     prepared.states()
     if before is not None:
-        put(prepared, 1)
         put(prepared, 2)
     for at in range(0, 1000, every):
         root = tmp_path / "again"
@@ -192,13 +177,12 @@ def test_killed_at_any_point_a_change_is_whole_or_not_at_all(
         place = installed.folder / NAME
         seen = read_folder(place) if place.exists() else None
         assert seen == after or (dead and seen == before), at
-        states = installed.states()
-        assert not any(state.differs for state in states), at
-        assert [state.name for state in states] == ([NAME] if seen else []), at
+        assert dead or [state.differs for state in installed.states()] == [False] * bool(after), at
+        # Given again, it ends as if nothing had been.
+        if dead and (what != "remove" or installed.states()):
+            killed.change(installed, what)
+        assert [state.differs for state in installed.states()] == [False] * bool(after), at
         assert not (root / "skills" / ".staged").exists(), at
-        if seen is not None and before is not None and at % 4 == 0:
-            installed.undo(NAME)
-            assert installed.state(NAME).tree == (version(1) if seen == before else before), at
         if not dead:
             return
     pytest.fail("the change never came to its end")
