@@ -69,6 +69,8 @@ _MEANT |= {"delete": "rm", "remove": "rm", "kill": "stop", "start": "serve", "ss
 # Commands and options of the version before, and what to use instead; a row is left out one version
 # later.
 _GONE = {
+    "skills fix": "`mcp-sandbox skills validate` names each line and what to write there",
+    "skills validate --format": "`--json` prints what `--format json` did",
     "skills test": "copy its folder into a chat by `mcp-sandbox cp`, and run its tests there by "
     "`mcp-sandbox shell`",
     "skills update --undo": "no former version is kept: remove the skill, and add the older one "

@@ -9,7 +9,7 @@ files are opened beneath their folder, and nothing of them runs outside a sandbo
     library                the way in; `scan` looks through the roots
     parse, front_matter    a SKILL.md; `contents`: all files of a skill
     catalogue, search      what is offered, as text and by words
-    validate, repair       judging and mending
+    validate               judging
     needs/                 what a skill uses and needs, and what of that is missing
     supply/                where skills come from, and how they are installed
 

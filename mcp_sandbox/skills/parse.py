@@ -14,12 +14,6 @@ DESCRIPTION_CHARACTERS = 1024
 COMPATIBILITY_CHARACTERS = 500
 ARGUMENTS = 32
 """How many arguments of a skill are asked for and put into its text."""
-REFUSED = frozenset(
-    {"no-name", "name-case", "name-hyphens", "name-characters", "name-too-long", "name-mismatch",
-     "description-too-long", "compatibility-too-long", "not-text", "unknown-field", "flow-style",
-     "anchor"}
-)  # fmt: skip
-"""Codes of warnings and notes for which strict readers refuse a skill."""
 BODY_LINES = 500
 BODY_TOKENS = 5000
 BYTES_OF_A_TOKEN = 4
@@ -72,7 +66,7 @@ def parse(
     front = None
     try:
         fields = _fields(parts, found)
-        front = front_of(fields.values, folder_name)
+        front = _front_of(fields.values, folder_name)
         found += _of_fields(fields, front, folder_name)
     except InvalidFrontMatter as refused:
         found.append(refused.diagnostic)
@@ -104,7 +98,7 @@ def _fields(parts: SplitDocument, found: list[Diagnostic]) -> Fields:
     return fields
 
 
-def front_of(values: Mapping[str, Json], folder_name: str) -> FrontMatter:
+def _front_of(values: Mapping[str, Json], folder_name: str) -> FrontMatter:
     """Return the front matter with these fields, for a skill in a folder of that name."""
     metadata, hint = values.get("metadata"), _texts(values, "argument-hint")
     return FrontMatter(

@@ -137,7 +137,7 @@ def _refused(folder: Path) -> Iterator[Diagnostic]:
     except (ValueError, AttributeError, RecursionError) as exc:
         faults = [f"The reference tool fails: {exc}"]
     for fault in faults:
-        fix = "Correct it; `mcp-sandbox skills fix` repairs what can be known."
+        fix = "Correct it; where other remarks name a line, begin there."
         yield Diagnostic("reference-tool", "error", " ".join(fault.split())[:400], fix)
 
 

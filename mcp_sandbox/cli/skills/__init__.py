@@ -1,13 +1,13 @@
 """`skills …`: what agents can be taught, where it comes from, and what is wrong with it.
 
-`check` looks at skills and mends them; `install` changes which there are.
+`check` looks at skills; `install` changes which there are.
 Exit codes: 0 fine, 1 problems were found or nothing was done, 2 wrong usage.
 """
 
 from mcp_sandbox.cli.options import Group
 from mcp_sandbox.cli.skills import check, install
 
-group = Group("See, check, install and mend skills: folders with a SKILL.md.", "data", "config")
+group = Group("See, check and install skills: folders with a SKILL.md.", "data", "config")
 group.command(name="list")(check.list_skills)
 group.command()(check.show)
 group.command(leads=())(check.validate)
@@ -16,4 +16,3 @@ group.command()(install.add)
 group.command()(install.remove)
 group.command()(install.update)
 group.command()(install.lock)
-group.command(leads=())(check.fix)

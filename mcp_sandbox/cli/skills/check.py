@@ -1,51 +1,35 @@
-"""`skills list`, `show`, `validate`, `doctor`, `fix`: what there is, and what is wrong.
+"""`skills list`, `show`, `validate`, `doctor`: what there is, and what is wrong.
 
 The options that all commands for skills share, and how skills look on a terminal.
 """
 
-import difflib
 import json
-import stat
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Literal
-from urllib.parse import quote
+from typing import Annotated
 
 import anyio
 import typer
 from rich.table import Table
 from rich.text import Text
 
-from mcp_sandbox import __version__
 from mcp_sandbox.cli.options import (
     AsJson,
     chat_id,
     console,
     flag,
     load,
-    print_diff,
     printable,
     show_bytes,
     table,
     tell,
 )
 from mcp_sandbox.config import Config
-from mcp_sandbox.durable import write_file
-from mcp_sandbox.errors import Busy, TooLarge, UnusableSkill
 from mcp_sandbox.skills import skill as models
 from mcp_sandbox.skills.catalogue import Catalogue, cut_short
-from mcp_sandbox.skills.contents import digest_of, kind_of, open_folder, read_whole
-from mcp_sandbox.skills.skill import (
-    DOCUMENT,
-    Diagnostic,
-    Findings,
-    Json,
-    Level,
-    document_among,
-    is_document,
-)
+from mcp_sandbox.skills.skill import Diagnostic, Findings, Level, is_document
 
 User = Annotated[str, typer.Option("--user", metavar="USER", help="Whose skills.")]
 Skill = Annotated[str, typer.Argument(metavar="NAME", help="A skill: its name, or ROOT/NAME.")]
@@ -63,10 +47,8 @@ _USES = {
     "unread": "too large to read",
     "inline": "declare packages (PEP 723)",
 }
-_LINES_SHOWN = 400
 _LISTING = "`mcp-sandbox skills list`"
 _DESCRIPTION_SHOWN = 200
-_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 Row = tuple[str, Path, Diagnostic]
 
 
@@ -112,21 +94,6 @@ def facts_table(facts: Mapping[str, object]) -> Table:
 def uses(findings: Findings) -> dict[str, tuple[str, ...]]:
     """Return what scripts seem to use, as far as reading them tells, in words."""
     return {_USES[what]: names for what, names in asdict(findings).items()}
-
-
-def diff(path: str, old: bytes, new: bytes, *, whole: bool = False) -> Iterator[str]:
-    """Return what changes in a file; unless `whole`, little where it is very long."""
-    # Comparing lines takes the square of their number.
-    long = len(old) + len(new) > 256 << 10
-    if not whole and (long or "binary" in (kind_of(old), kind_of(new))):
-        yield from (f"{mark} {digest_of(data)}" for mark, data in (("-", old), ("+", new)) if data)
-        return
-    before, after = (data.decode("utf-8", "replace").splitlines() for data in (old, new))
-    lines = [*difflib.unified_diff(before, after, f"a/{path}", f"b/{path}", lineterm="")]
-    most = len(lines) if whole else _LINES_SHOWN
-    yield from lines[:most]
-    if len(lines) > most:
-        yield f"… {len(lines) - most} more lines"
 
 
 def counted(number: int, what: str) -> str:
@@ -218,10 +185,7 @@ def validate(
     strict: Annotated[
         bool, flag("Refuse what the reference tool does (extra `strict`).", "--strict")
     ] = False,
-    format_: Annotated[
-        Literal["table", "json", "sarif"],
-        typer.Option("--format", help="table, json, or sarif for code hosts."),
-    ] = "table",
+    as_json: AsJson = False,
 ) -> None:
     """Say what is wrong with skills; it fails if one cannot be used, or is not strictly valid."""
     from mcp_sandbox.skills.validate import examine
@@ -229,11 +193,8 @@ def validate(
     examined = [examine(folder, strictly=strict) for folder in skill_folders(paths)]
     rows = [(each.name, each.folder, one) for each in examined for one in each.diagnostics]
     faulty = sum(each.faulty for each in examined)
-    if format_ == "sarif":
-        print(json.dumps(sarif(((row[1], row[2]) for row in rows), __version__, Path.cwd())))
-    else:
-        _print(rows, as_json=format_ == "json")
-    if format_ == "table":
+    _print(rows, as_json=as_json)
+    if not as_json:
         count = counted(len(examined), "skill")
         bad = "not strictly valid" if strict else "cannot be used"
         print(f"{count}: {f'{faulty} {bad}' if faulty else 'fine' if not rows else 'usable'}")
@@ -283,112 +244,3 @@ def _print(rows: list[Row], *, as_json: bool) -> None:
         ordered = sorted(rows, key=lambda row: order[row[2].level])
         console().print(diagnostics_table((name, each) for name, _, each in ordered))
         print()
-
-
-def fix(
-    paths: Paths,
-    dry_run: Annotated[bool, flag("Only show what would change.", "--dry-run")] = False,
-    everything: Annotated[
-        bool,
-        flag("Also move fields into metadata that only some clients know and act on.", "--all"),
-    ] = False,
-) -> None:
-    """Repair the front matter of skills and nothing else; it fails if something is left to do."""
-    left = 0
-    for folder in skill_folders(paths):
-        try:
-            left += _fix(folder.absolute(), dry_run=dry_run, everything=everything)
-        except (UnusableSkill, TooLarge, Busy) as exc:
-            print(safe(f"{folder.name}: {exc}").plain, file=sys.stderr)
-            left += 1
-    raise typer.Exit(1 if left else 0)
-
-
-def _fix(folder: Path, *, dry_run: bool, everything: bool) -> int:
-    from mcp_sandbox.skills.parse import REFUSED, parse
-    from mcp_sandbox.skills.repair import repair
-
-    terminal = console()
-    document, data = _read(folder)
-    done = repair(data, folder.name, everything=everything)
-    if done.problem is not None:
-        terminal.print(diagnostics_table([(folder.name, done.problem)]))
-        return 1
-    changes = list(done.changes)
-    if document != DOCUMENT:
-        changes.append(f"renamed {document} to {DOCUMENT}")
-    print_diff(diff(f"{folder.name}/{document}", data, done.data, whole=True))
-    if changes and not dry_run:
-        _write(folder, document, done.data)
-    would = "would have " if dry_run and changes else ""
-    summary = f"{folder.name}: {would}{'; '.join(changes) or 'nothing to repair'}"
-    terminal.print(safe(summary), soft_wrap=True)
-    if done.kept:
-        names = ", ".join(done.kept)
-        print(f"  kept {names}, which some clients act on: --all moves it into metadata")
-    found = parse(done.data, folder.name).diagnostics
-    remaining = [each for each in found if each.level == "error" or each.code in REFUSED]
-    if remaining:
-        terminal.print(diagnostics_table((folder.name, each) for each in remaining))
-    return len(remaining) + (len(changes) if dry_run else 0)
-
-
-def _read(folder: Path) -> tuple[str, bytes]:
-    document = document_among(place.name for place in folder.iterdir())
-    try:
-        with open_folder(folder, None) as directory:
-            return document, read_whole(directory, document).data
-    except OSError as exc:
-        raise UnusableSkill(f"{folder / document} is no plain file: put one there") from exc
-
-
-def _write(folder: Path, document: str, data: bytes) -> None:
-    write_file(folder / DOCUMENT, data, mode=stat.S_IMODE((folder / document).stat().st_mode))
-    if document != DOCUMENT and not (folder / DOCUMENT).samefile(folder / document):
-        (folder / document).unlink()
-
-
-def sarif(found: Iterable[tuple[Path, Diagnostic]], version: str, here: Path) -> dict[str, Json]:
-    """Return a log of one run; each diagnostic comes with its skill's folder.
-
-    Paths are given in relation to `here` where they lie in it, which is the repository's top as a
-    rule.
-    """
-    pairs = list(found)
-    ids = list(dict.fromkeys(each.code for _, each in pairs))
-    # The first of each code is its example.
-    examples = {each.code: each for _, each in reversed(pairs)}
-    rules: list[Json] = [
-        {
-            "id": code,
-            "name": "".join(word.capitalize() for word in code.split("-")),
-            "shortDescription": {"text": code.replace("-", " ").capitalize() + "."},
-            "help": {"text": examples[code].fix},
-            "defaultConfiguration": {"level": examples[code].level},
-        }
-        for code in ids
-    ]
-    driver: Json = {
-        "name": "mcp-sandbox skills",
-        "semanticVersion": version,
-        "informationUri": "https://agentskills.io/specification",
-        "rules": rules,
-    }
-    results: Json = [_result(folder, each, ids.index(each.code), here) for folder, each in pairs]
-    run: Json = {"tool": {"driver": driver}, "columnKind": "unicodeCodePoints", "results": results}
-    return {"$schema": _SCHEMA, "version": "2.1.0", "runs": [run]}
-
-
-def _result(folder: Path, each: Diagnostic, rule: int, here: Path) -> dict[str, Json]:
-    path = folder / each.file
-    uri = quote(path.relative_to(here).as_posix()) if path.is_relative_to(here) else path.as_uri()
-    physical: dict[str, Json] = {"artifactLocation": {"uri": uri}}
-    if each.line is not None:
-        physical["region"] = {"startLine": each.line}
-    return {
-        "ruleId": each.code,
-        "ruleIndex": rule,
-        "level": each.level,
-        "message": {"text": f"{each.reason} {each.fix}"},
-        "locations": [{"physicalLocation": physical}],
-    }
