@@ -67,7 +67,6 @@ IN_PODS = {
     "test_the_kernels_side_doors_are_shut",
     "test_nothing_of_a_skill_can_be_changed",
     "test_a_prompt_puts_the_skill_into_the_sandbox_and_is_active_from_then_on",
-    "test_what_sandboxes_lack_is_told_by_doctor_and_before_installing",
     "test_special_files_hold_no_tool_up",
     "test_a_memory_bomb_takes_the_limit_and_no_more",
     "test_what_happens_is_told_in_its_order_and_the_result_comes_last",

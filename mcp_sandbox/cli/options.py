@@ -69,6 +69,7 @@ _MEANT |= {"delete": "rm", "remove": "rm", "kill": "stop", "start": "serve", "ss
 # Commands and options of the version before, and what to use instead; a row is left out one version
 # later.
 _GONE = {
+    "images recipe": "docs/sandboxes.md (Your own image) has the Dockerfile to begin with",
     "skills fix": "`mcp-sandbox skills validate` names each line and what to write there",
     "skills validate --format": "`--json` prints what `--format json` did",
     "skills test": "copy its folder into a chat by `mcp-sandbox cp`, and run its tests there by "
@@ -82,8 +83,7 @@ _GONE = {
 
 
 class _Command(TyperCommand):
-    # Here and below `ctx` is of typer's copy of click.
-    def parse_args(self, ctx: Any, args: list[str]) -> Any:  # noqa: ANN401 - as said
+    def parse_args(self, ctx: Any, args: list[str]) -> Any:  # noqa: ANN401 - typer's own click
         for each in args:
             _refuse_gone(ctx, each.partition("=")[0])
         return super().parse_args(ctx, args)

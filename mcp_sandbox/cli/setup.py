@@ -168,21 +168,6 @@ def list_images(as_json: AsJson = False) -> None:
 
 
 @images.command()
-def recipe(
-    layers: Annotated[
-        list[str], typer.Argument(help="What to add: documents, data, browser, web or build.")
-    ],
-) -> None:
-    """Print a Dockerfile that adds packages to the sandbox image, for skills that need them.
-
-    Build it with `docker build -t NAME - <Dockerfile` and set docker.image to NAME.
-    """
-    from mcp_sandbox.skills.needs.findings import write_recipe as dockerfile
-
-    print(dockerfile(layers), end="")
-
-
-@images.command()
 def check(
     name: Annotated[
         str | None, typer.Argument(help="Which image.", show_default="docker.image")

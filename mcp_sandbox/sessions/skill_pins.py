@@ -22,7 +22,7 @@ import logging
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -38,16 +38,10 @@ from mcp_sandbox.durable import locked, publish_folder, read_note, sync, write_n
 from mcp_sandbox.errors import Busy, CallerError, TooLarge, UnknownSkill
 from mcp_sandbox.models import SKILLS, ChatId
 from mcp_sandbox.skills.contents import digest_of, gather, open_folder, read_whole
+from mcp_sandbox.skills.declared import Requirement
 from mcp_sandbox.skills.front_matter import split
 from mcp_sandbox.skills.library import SkillLibrary
-from mcp_sandbox.skills.skill import (
-    DOCUMENT,
-    Contents,
-    Diagnostic,
-    Findings,
-    MissingRequirement,
-    Skill,
-)
+from mcp_sandbox.skills.skill import DOCUMENT, Contents, Diagnostic, Skill
 from mcp_sandbox.telemetry.logs import event
 from mcp_sandbox.workspace.beneath import AT_CWD, exchange
 from mcp_sandbox.workspace.directory import Workspaces
@@ -221,10 +215,10 @@ def _place(new: Path, target: Path) -> None:
 class Activation:
     """A skill as a chat got it. `body` is its text after the front matter, as it is in the file.
 
-    `path_in_sandbox` is the folder of its files there, if any. `unchecked` says why it is not known
-    what the sandbox lacks. `drift` names the files that have changed in the library since;
-    `left_out` says what of its folder in the library is not copied. `repeated`: the chat has been
-    given this text before.
+    `path_in_sandbox` is the folder of its files there, if any. `needs` is what it declares, `unmet`
+    what of that the sandbox lacks; `unchecked` says why that is not known. `drift` names the files
+    that have changed in the library since; `left_out` says what of its folder in the library is not
+    copied. `repeated`: the chat has been given this text before.
     """
 
     skill: Skill
@@ -232,9 +226,9 @@ class Activation:
     body: bytes
     contents: Contents
     path_in_sandbox: str | None = None
-    unmet: tuple[MissingRequirement, ...] = ()
+    needs: Sequence[Requirement] = ()
+    unmet: Sequence[Requirement] = ()
     unchecked: str = ""
-    findings: Findings | None = None
     drift: tuple[str, ...] = ()
     left_out: tuple[Diagnostic, ...] = ()
     repeated: bool = False

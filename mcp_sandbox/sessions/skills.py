@@ -3,47 +3,35 @@
 Skills that their authors hide from models are not listed. What a chat has activated is kept in
 memory, so that a text is not given twice; a client that connects anew is given it again.
 
-The scripts of a version are read once. What of their needs the sandbox lacks is asked anew each
-time: that takes some tens of milliseconds, and an agent may have installed something meanwhile.
+What of its needs a sandbox lacks is asked at each activation: that takes some tens of milliseconds,
+and an agent may have installed something meanwhile.
 """
 
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 
-from anyio import CapacityLimiter, to_thread
-
-from mcp_sandbox.errors import CallerError, UnknownSkill, Unsupported
-from mcp_sandbox.models import ChatId, ExecResult
+from mcp_sandbox.errors import CallerError, UnknownSkill
+from mcp_sandbox.models import ChatId
 from mcp_sandbox.sessions.gate import Action, AdmittedCall, Gate
 from mcp_sandbox.sessions.skill_pins import Activation, ChatPins
 from mcp_sandbox.skills.catalogue import Catalogue
 from mcp_sandbox.skills.contents import digest_of
-from mcp_sandbox.skills.library import SkillLibrary
-from mcp_sandbox.skills.needs.findings import (
+from mcp_sandbox.skills.declared import (
     COMMAND,
-    MAX_BYTES,
-    Inventory,
+    DECLARING,
     build_question,
     find_missing,
-    read_inventory,
-    scan,
-    worth_reading,
+    read_declared,
 )
-from mcp_sandbox.skills.needs.uses import Requirement
+from mcp_sandbox.skills.library import SkillLibrary
 from mcp_sandbox.skills.scan import Whose
 from mcp_sandbox.skills.search import Page, Placed, SkillSearch, list_page, sort_by_name
-from mcp_sandbox.skills.skill import Contents, Findings, Skill, SkillFile
+from mcp_sandbox.skills.skill import Contents, Skill, SkillFile
 
 _MOST_CHATS = 1000
 # How old a listing may be: reading thousands of folders takes longer than making a page.
 _LISTED_S = 1.5
-# The answers about so many names fit into one result.
-_ASKED_AT_ONCE = 200
-
-# What the scripts of a skill do, and what must be installed to run them.
-Scanned = tuple[Findings, Sequence[Requirement]]
 
 
 @dataclass(frozen=True)
@@ -71,9 +59,6 @@ class Skills:
     def __init__(self, library: SkillLibrary) -> None:
         self.library = library
         self._learned: OrderedDict[ChatId, ActivatedSkills] = OrderedDict()
-        # By the digests of their files; the oldest are forgotten first.
-        self._scanned: dict[str, Scanned] = {}
-        self._limiter = CapacityLimiter(1)
         self.finder = SkillSearch()
 
     async def offered(self, whose: Whose) -> tuple[Skill, ...]:
@@ -88,27 +73,6 @@ class Skills:
             oldest = next(known for known in self._learned if known.user == chat.user)
             del self._learned[next(iter(self._learned)) if oldest == chat else oldest]
         return learned
-
-    async def scan(
-        self, contents: Contents, read: Callable[[SkillFile], Awaitable[bytes]]
-    ) -> Scanned:
-        """Return what the files use, and need; `read` returns the bytes of one."""
-        known = self._scanned.pop(contents.digest, None)
-        if known is None:
-            files: dict[str, bytes] = {}
-            others, left = [], MAX_BYTES
-            for file in contents.files:
-                wanted = worth_reading(file.path, file.size) and file.kind == "text"
-                if wanted and file.size <= left:
-                    files[file.path] = await read(file)
-                    left -= file.size
-                else:
-                    others.append(file.path)
-            known = await to_thread.run_sync(scan, files, others, limiter=self._limiter)
-        self._scanned[contents.digest] = known
-        if len(self._scanned) > 500:
-            del self._scanned[next(iter(self._scanned))]
-        return known
 
     def connected(self, chat: ChatId) -> None:
         """Note that the chat has a new client, which has got no text yet."""
@@ -179,42 +143,37 @@ class ChatSkills:
         return replace(activation, repeated=repeated)
 
     async def _checked(self, activation: Activation, entered: AdmittedCall) -> Activation:
-        """Return it with what its scripts use, and what of that the sandbox lacks."""
-
-        async def read(file: SkillFile) -> bytes:
-            data = await self.library.read(activation.skill, file.path)
-            if digest_of(data) == file.digest:
-                return data
-            pinned = await self._pinning.file(activation.skill, file.path)
-            return pinned[1] if pinned else data
-
-        findings, needs = await self._skills.scan(activation.contents, read)
-        if not needs and findings == Findings():
-            return activation
-        held = entered.held
-        network = bool(held.doors) or not held.sandbox.facts.network.startswith("none")
+        """Return it with what the skill declares, and what of that the sandbox lacks."""
+        skill, paths = activation.skill, {file.path for file in activation.contents.files}
         try:
-            run = partial(entered.runtime.exec, timeout_s=10.0)
-            inventory = await ask_inventory(run, needs, network=network)
+            declaring = [path for path in DECLARING if path in paths]
+            files = {path: (await self._file(skill, path))[1] for path in declaring}
+            activation = replace(activation, needs=(needs := read_declared(skill.front, files)))
+            if not needs:
+                return activation
+            # In /workspace, modules of the agent would take the place of the program's own.
+            asked = build_question(needs)
+            result = await entered.runtime.exec(COMMAND, cwd="/", stdin=asked, timeout_s=10.0)
+            return replace(activation, unmet=find_missing(needs, result.stdout))
         except CallerError as exc:
-            return replace(activation, findings=findings, unchecked=str(exc))
-        lacks = await to_thread.run_sync(find_missing, needs, inventory)
-        return replace(activation, findings=findings, unmet=lacks)
+            return replace(activation, unchecked=str(exc))
+        except ValueError as exc:
+            return replace(activation, unchecked=f"the sandbox did not tell what it has: {exc}")
 
     async def read(self, name: str, path: str) -> tuple[SkillFile, bytes]:
         """Return one file of a skill, as the chat has it; UnknownSkill if there is none."""
-        skill = await self._found(name)
-        pinned = await self._pinning.file(skill, path)
-        if pinned:
-            contents, data = pinned
-        else:
-            data = await self.library.read(skill, path)
-            contents = await self.library.contents(skill)
+        contents, data = await self._file(await self._found(name), path)
         known = next((file for file in contents.files if file.path == path), None)
         if known is None:
             raise UnknownSkill(f"{name} has no file {path!r}: skill_activate lists its files")
         # The file may have changed since it was listed: describe the bytes that were read.
         return replace(known, size=len(data), digest=digest_of(data)), data
+
+    async def _file(self, skill: Skill, path: str) -> tuple[Contents, bytes]:
+        if pinned := await self._pinning.file(skill, path):
+            return pinned
+        data = await self.library.read(skill, path)
+        return await self.library.contents(skill), data
 
     def forget(self) -> None:
         """Note that the chat was emptied, and has no skill."""
@@ -229,20 +188,6 @@ class ChatSkills:
         if not (known or skill.front.model_invocable):
             raise UnknownSkill(f"there is no skill {name!r}: skills_list shows those there are")
         return skill
-
-
-async def ask_inventory(
-    run: Callable[..., Awaitable[ExecResult]], needs: Sequence[Requirement], *, network: bool
-) -> Inventory:
-    """Return what of the needs a sandbox has; `run` runs a command in it with a `stdin`."""
-    found = Inventory(network=network)
-    for begin in range(0, len(needs), _ASKED_AT_ONCE):
-        result = await run(COMMAND, stdin=build_question(needs[begin : begin + _ASKED_AT_ONCE]))
-        try:
-            found |= read_inventory(result.stdout)
-        except ValueError as exc:
-            raise Unsupported(f"the sandbox did not tell what it has: {exc}") from exc
-    return found
 
 
 @lru_cache(32)

@@ -9,8 +9,8 @@ files are opened beneath their folder, and nothing of them runs outside a sandbo
     library                the way in; `scan` looks through the roots
     parse, front_matter    a SKILL.md; `contents`: all files of a skill
     catalogue, search      what is offered, as text and by words
-    validate               judging
-    needs/                 what a skill uses and needs, and what of that is missing
+    validate               what is wrong with a whole folder
+    declared               what a skill says that it needs, and what of that is missing
     supply/                where skills come from, and how they are installed
 
 This room knows no chats' sandboxes and no MCP.

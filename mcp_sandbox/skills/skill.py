@@ -20,7 +20,6 @@ _LOWER = DOCUMENT.lower()
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 Level = Literal["error", "warning", "note"]
 FileKind = Literal["text", "binary"]
-Need = Literal["command", "python", "node", "interpreter", "network"]
 
 _MOVE = "Move skills nearer to the root, or name their folder as a root of its own."
 _NAME_IT = "Links and mounts are not followed there: name the folder itself in skills.folders."
@@ -185,41 +184,6 @@ class Contents:
     files: tuple[SkillFile, ...]
     digest: str
     diagnostics: tuple[Diagnostic, ...] = ()
-
-
-@dataclass(frozen=True)
-class MissingRequirement:
-    """What a script needs and the chat's sandbox lacks.
-
-    `needed_by` are files of the skill. `layer` names the layer for images that has it, None if
-    none has; `fix` says in a few words what a person can do. `always` is False where only some of
-    what the files do needs it.
-    """
-
-    need: Need
-    name: str
-    needed_by: tuple[str, ...]
-    layer: str | None = None
-    fix: str = ""
-    always: bool = True
-
-
-@dataclass(frozen=True)
-class Findings:
-    """What the bundled scripts seem to use, found by reading and not by running them.
-
-    `packages` are those of Python and Node.js by the names that pip and npm know. `writes` are
-    paths outside of the working folder. `unread` are scripts that are too large to be read,
-    `inline` those that declare their packages themselves (PEP 723).
-    """
-
-    hosts: tuple[str, ...] = ()
-    variables: tuple[str, ...] = ()
-    commands: tuple[str, ...] = ()
-    packages: tuple[str, ...] = ()
-    writes: tuple[str, ...] = ()
-    unread: tuple[str, ...] = ()
-    inline: tuple[str, ...] = ()
 
 
 def make_diagnostic(code: str, file: str = "SKILL.md", **values: object) -> Diagnostic:

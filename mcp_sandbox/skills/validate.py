@@ -18,7 +18,6 @@ from urllib.parse import unquote
 from mcp_sandbox.errors import Busy, TooLarge, Unsupported
 from mcp_sandbox.skills import front_matter
 from mcp_sandbox.skills.contents import gather, kind_of, open_folder, read_whole
-from mcp_sandbox.skills.needs.uses import FENCED
 from mcp_sandbox.skills.parse import HIDDEN, of_body, parse
 from mcp_sandbox.skills.skill import (
     DOCUMENT,
@@ -57,6 +56,12 @@ _PLAIN = re.compile(
     r"[\w./-]{0,200}[\w-]\.[A-Za-z0-9]{1,8})(?![\w/*{<$-])"
 )
 _OWN_FOLDER = re.compile(r"^(?:\$?\{(?:baseDir|CLAUDE_SKILL_DIR|SKILL_DIR)\}|\$SKILL_DIR)/")
+# A block of code; a last one that does not end has to end in a line feed.
+_FENCED = re.compile(
+    r"^[ \t]*(?P<fence>`{3,}+|~{3,}+)[^\n]*+\n(?:(?!^[ \t]*(?P=fence))[^\n]*\n)*"
+    r"(?:^[ \t]*(?P=fence)[^\n]*)?",
+    re.MULTILINE,
+)
 _ELSEWHERE = re.compile(r"^(?:[A-Za-z][A-Za-z0-9+.-]*:|//|/|#|~|\$|\{)")
 _PLACEHOLDER = re.compile(
     r"[<>{}*$|…]|\.\.\.|\b(?:path|your|example|file(?:name)?|url|link)\b", re.I
@@ -259,7 +264,7 @@ def _missing_references(body: str, files: Collection[str], first_line: int) -> I
     known = {*files, *{str(folder) for path in files for folder in PurePosixPath(path).parents}}
     named = set[str]()
     # Links in blocks of code are examples.
-    blocks = [block.span() for block in FENCED.finditer(f"{body}\n")]
+    blocks = [block.span() for block in _FENCED.finditer(f"{body}\n")]
     found = [(match.start(), match[1], True) for match in _LINK.finditer(body)]
     found += [(match.start(), match[1], False) for match in _PLAIN.finditer(body)]
     for at, target, is_link in sorted(found):

@@ -1,4 +1,4 @@
-"""What a skill's scripts lack in the very sandbox of a chat, on every backend."""
+"""What a skill declares and the very sandbox of a chat lacks, on every backend."""
 
 from collections.abc import AsyncGenerator
 from pathlib import Path
@@ -11,16 +11,13 @@ from mcp_sandbox.models import ChatId
 from mcp_sandbox.sessions.manager import SessionManager
 
 ANN = ChatId("ann", "c1")
-SCRIPT = """#!/usr/bin/env python3
-import json
-import zz_not_there
-import zz_own
-from zz_installed.part import x
-import os, subprocess
-subprocess.run(["zz-program", "x"])
-subprocess.run(["bash", "-c", "cat x | zz-other"])
-url = "https://api.acme.io"
-key = os.environ["ACME_KEY"]
+NEEDY = """---
+name: needy
+description: Does.
+compatibility: Needs `bash` and `zz-program`.
+metadata: {acme: {requires: {bins: [ls, zz-other]}}}
+---
+Do.
 """
 
 
@@ -28,13 +25,11 @@ key = os.environ["ACME_KEY"]
 def folder(tmp_path: Path) -> Path:
     place = tmp_path / "taught" / "needy"
     (place / "scripts").mkdir(parents=True)
-    front = "name: needy\ndescription: Does."
-    (place / "SKILL.md").write_text(f"---\n{front}\n---\nDo.\n")
-    (place / "scripts" / "main.py").write_text(SCRIPT)
-    (place / "scripts" / "zz_own.py").write_text("")
-    plain = tmp_path / "taught" / "plain"
-    plain.mkdir()
-    (plain / "SKILL.md").write_text("---\nname: plain\ndescription: Does.\n---\nDo.\n")
+    (place / "SKILL.md").write_text(NEEDY)
+    (place / "requirements.txt").write_text("zz_installed>=1\nzz-not.there\n")
+    (place / "scripts" / "package.json").write_text('{"dependencies": {"zz-node": "1"}}')
+    # What a script uses and nothing declares is not asked for.
+    (place / "scripts" / "main.py").write_text("import zz_undeclared\n")
     return tmp_path / "taught"
 
 
@@ -45,26 +40,33 @@ async def manager(config: Config, folder: Path) -> AsyncGenerator[SessionManager
         yield opened
 
 
-async def test_what_is_lacking_is_told_with_its_files(manager: SessionManager) -> None:
+async def test_what_is_lacking_is_told_with_where_it_is_declared(manager: SessionManager) -> None:
     session = await manager.session(ANN)
     got = await session.skills.activate("needy")
-    lacking = {each.name: each for each in got.unmet if each.need != "network"}
-    assert lacking.keys() == {"zz_not_there", "zz_installed", "zz-program", "zz-other"}
-    assert lacking["zz-program"].needed_by == ("scripts/main.py",)
-    assert lacking["zz_not_there"].fix == "pip install zz-not-there"
-    assert got.findings
-    assert got.findings.hosts == ("api.acme.io",)
-    assert got.findings.variables == ("ACME_KEY",)
+    assert {(each.name, each.where, each.fix) for each in got.unmet} == {
+        ("zz-program", "compatibility", ""),
+        ("zz-other", "metadata", ""),
+        ("zz_installed", "requirements.txt", "pip install zz_installed"),
+        ("zz-not.there", "requirements.txt", "pip install zz-not.there"),
+        ("zz-node", "scripts/package.json", "npm install zz-node"),
+    }
+    assert {each.name for each in got.needs if each not in got.unmet} == {"bash", "ls"}
 
 
 async def test_what_an_agent_has_installed_is_lacking_no_more(manager: SessionManager) -> None:
     session = await manager.session(ANN)
-    site = "$(python3 -c 'import site; print(site.getusersitepackages())')/zz_installed"
-    made = await session.exec(f"mkdir -p {site} && touch {site}/__init__.py")
+    site = (
+        "$(python3 -c 'import site; print(site.getusersitepackages())')/zz_installed-1.0.dist-info"
+    )
+    facts = "Metadata-Version: 2.1\\nName: zz-installed\\nVersion: 1.0\\n"
+    made = await session.exec(
+        f"mkdir -p {site} node_modules/zz-node && printf '{facts}' > {site}/METADATA"
+        # A program of the workspace takes no part.
+        " && echo 'raise SystemExit(1)' > json.py"
+    )
     assert made.success, made.stderr
     again = await session.skills.activate("needy")
-    left = {each.name for each in again.unmet if each.need != "network"}
-    assert left == {"zz_not_there", "zz-program", "zz-other"}
+    assert {each.name for each in again.unmet} == {"zz-program", "zz-other", "zz-not.there"}
 
 
 async def test_a_sandbox_that_does_not_tell_what_it_has_is_no_obstacle(
@@ -80,18 +82,6 @@ async def test_a_sandbox_that_does_not_tell_what_it_has_is_no_obstacle(
     assert got.body == b"Do.\n"
     assert got.unmet == ()
     assert got.unchecked.startswith("the sandbox did not tell what it has")
-
-
-async def test_hosts_are_out_of_reach_where_there_is_no_network(manager: SessionManager) -> None:
-    session = await manager.session(ANN)
-    got = await session.skills.activate("needy")
-    assert {each.name for each in got.unmet if each.need == "network"} == {"api.acme.io"}
-
-
-async def test_a_skill_without_scripts_needs_nothing(manager: SessionManager) -> None:
-    session = await manager.session(ANN)
-    got = await session.skills.activate("plain")
-    assert (got.unmet, got.findings) == ((), None)
 
 
 async def test_the_shipped_skills_lack_nothing(config: Config) -> None:

@@ -7,8 +7,7 @@ from mcp_sandbox.server.tools.code import hints
 
 FAILED = ExecResult(stdout="", stderr="", exit_code=1, duration_ms=7, offline=True)
 MADE_BY = (
-    "the operator can make an image for the docker backend that has it, `mcp-sandbox images "
-    "recipe {}` prints how"
+    "the operator can make an image for the docker backend that has {}, as docs/sandboxes.md says"
 )
 
 
@@ -90,7 +89,7 @@ async def test_what_needs_a_terminal_says_how_it_gets_one(
     ["ModuleNotFoundError: No module named 'cv2'\n", "/usr/bin/python3: No module named cv2\n"],
 )
 async def test_a_missing_module_says_what_has_it(said: str) -> None:
-    where = f"{MADE_BY.format('data')}; the skill python-data-analysis does without"
+    where = f"{MADE_BY.format('it')}; the skill python-data-analysis does without"
     assert await hints(replace(FAILED, stdout=said), "", "bash") == [
         f"cv2 is not installed: {where}"
     ]
@@ -128,12 +127,20 @@ async def test_a_missing_module_says_what_has_it(said: str) -> None:
     ],
 )
 async def test_a_missing_program_says_what_has_it(said: str, name: str, offer: str) -> None:
-    where = MADE_BY.format("build")
+    where = MADE_BY.format("it")
     assert await hints(replace(FAILED, stderr=said), "", "bash") == [
         f"{name} is not installed: {where}"
     ]
     assert await hints(replace(FAILED, stderr=said, offline=False), "", "bash") == [
         f"{name} is not installed: {offer}{where}"
+    ]
+
+
+async def test_several_that_are_missing_are_told_at_once() -> None:
+    said = "bash: line 1: gdb: command not found\nNo module named 'docx'\nNo module named 'docx'\n"
+    assert await hints(replace(FAILED, stderr=said, offline=False), "", "bash") == [
+        "gdb, docx are not installed: `pip install python-docx` may help, or "
+        + MADE_BY.format("them")
     ]
 
 
@@ -144,8 +151,7 @@ async def test_a_missing_program_says_what_has_it(said: str, name: str, offer: s
         ("Error: Cannot find module 'puppeteer'\n", "puppeteer"),
     ],
 )
-async def test_a_missing_browser_says_which_image_has_one(said: str, name: str) -> None:
+async def test_a_missing_browser_says_how_an_image_gets_one(said: str, name: str) -> None:
     assert await hints(replace(FAILED, stderr=said), "", "bash") == [
-        f"{name} is not installed: the operator can make an image for the docker backend that has "
-        "a browser, `mcp-sandbox images recipe browser` prints how"
+        f"{name} is not installed: {MADE_BY.format('a browser')}"
     ]

@@ -114,14 +114,18 @@ def test_what_an_interrupted_command_left_is_right_after_it_is_given_again(
     assert run("lock", "--check").exit_code == 0
 
 
-def test_what_scripts_use_is_shown_before_it_is_agreed_to(run: Run, tmp_path: Path) -> None:
+def test_what_a_skill_declares_is_shown_before_it_is_agreed_to(run: Run, tmp_path: Path) -> None:
     skill = source(tmp_path)
-    script = skill / "scripts" / "run.py"
-    script.write_text("import os, requests\nprint(os.environ['TOKEN_A'])\n")
+    (skill / "requirements.txt").write_text("requests>=2\n")
+    more = "metadata: {by: me}\nallowed-tools: Read, Bash(ls)\n"
+    (skill / "SKILL.md").write_text(good("pdf", more))
     offered = run("add", str(skill), "--yes").stdout
-    assert "TOKEN_A" in offered
-    assert "requests" in offered
-    assert json.loads(run("show", "pdf", "--json").stdout)["findings"]["variables"] == ["TOKEN_A"]
+    for said in ("requests (requirements.txt)", '{"by": "me"}', "Read, Bash(ls)"):
+        assert said in offered
+    shown = json.loads(run("show", "pdf", "--json").stdout)
+    assert shown["needs"] == ["requests (requirements.txt)"]
+    assert shown["metadata"] == {"by": "me"}
+    assert shown["allowed_tools"] == ["Read", "Bash(ls)"]
 
 
 def test_update_never_brings_another_skill_or_a_broken_one(run: Run, tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from mcp_sandbox.cli.options import (
 from mcp_sandbox.config import Config
 from mcp_sandbox.skills import skill as models
 from mcp_sandbox.skills.catalogue import Catalogue, cut_short
-from mcp_sandbox.skills.skill import Diagnostic, Findings, Level, is_document
+from mcp_sandbox.skills.skill import Diagnostic, FrontMatter, Level, is_document
 
 User = Annotated[str, typer.Option("--user", metavar="USER", help="Whose skills.")]
 Skill = Annotated[str, typer.Argument(metavar="NAME", help="A skill: its name, or ROOT/NAME.")]
@@ -38,15 +38,6 @@ Paths = Annotated[
     typer.Argument(metavar="PATH", help="A skill's folder, its SKILL.md, or a folder of skills."),
 ]
 STYLES: dict[Level, str] = {"error": "red", "warning": "yellow", "note": "dim"}
-_USES = {
-    "hosts": "reaches",
-    "variables": "reads variables",
-    "commands": "runs",
-    "packages": "needs packages",
-    "writes": "writes to",
-    "unread": "too large to read",
-    "inline": "declare packages (PEP 723)",
-}
 _LISTING = "`mcp-sandbox skills list`"
 _DESCRIPTION_SHOWN = 200
 Row = tuple[str, Path, Diagnostic]
@@ -91,9 +82,16 @@ def facts_table(facts: Mapping[str, object]) -> Table:
     )
 
 
-def uses(findings: Findings) -> dict[str, tuple[str, ...]]:
-    """Return what scripts seem to use, as far as reading them tells, in words."""
-    return {_USES[what]: names for what, names in asdict(findings).items()}
+def declared(front: FrontMatter, files: Mapping[str, bytes]) -> dict[str, object]:
+    """Return what the author of a skill says that it needs."""
+    from mcp_sandbox.skills.declared import read_declared
+
+    return {
+        "compatibility": front.compatibility,
+        "metadata": json.dumps(dict(front.metadata)) if front.metadata else "",
+        "allowed_tools": list(front.allowed_tools),
+        "needs": [f"{each.name} ({each.where})" for each in read_declared(front, files)],
+    }
 
 
 def counted(number: int, what: str) -> str:
@@ -125,7 +123,6 @@ def list_skills(
 def show(name: Skill, user: User = "local", as_json: AsJson = False) -> None:
     """Show one skill: what it says of itself, its files, where it came from, what is wrong."""
     from mcp_sandbox.skills.library import SkillLibrary
-    from mcp_sandbox.skills.needs.findings import scan
     from mcp_sandbox.skills.supply.installed import InstalledSkills
     from mcp_sandbox.skills.validate import examine
 
@@ -135,23 +132,21 @@ def show(name: Skill, user: User = "local", as_json: AsJson = False) -> None:
     installed = InstalledSkills(settings.data_dir, chat_id(user).user)
     entry = installed.entries().get(skill.folder.name) if skill.root == "user" else None
     examined = examine(skill.folder)
-    findings, _ = scan(examined.files)
     facts = {
         **_facts(skill),
         "license": skill.front.license,
-        "compatibility": skill.front.compatibility,
-        "allowed_tools": list(skill.front.allowed_tools),
+        **declared(skill.front, examined.files),
         "digest": contents.digest,
         **{name: getattr(entry, name, "") for name in ("source", "commit", "installed_at")},
     }
     if as_json:
         facts["files"] = [asdict(file) for file in contents.files]
-        facts["findings"] = asdict(findings)
+        facts["metadata"] = dict(skill.front.metadata)
         facts["diagnostics"] = [asdict(each) for each in examined.diagnostics]
         print(json.dumps(facts))
         return
     terminal = console()
-    terminal.print(facts_table({**facts, **uses(findings)}))
+    terminal.print(facts_table(facts))
     files = ((safe(each.path), show_bytes(each.size), each.mime) for each in contents.files)
     terminal.print(table("file", "size", "type", rows=files))
     if examined.diagnostics:

@@ -25,7 +25,7 @@ from mcp_sandbox.cli.options import (
 from mcp_sandbox.cli.skills import check as tables
 from mcp_sandbox.cli.skills.check import User
 from mcp_sandbox.errors import AlreadyExists, InvalidArgument, SandboxError, UnusableSkill
-from mcp_sandbox.skills.skill import DOCUMENT
+from mcp_sandbox.skills.skill import DOCUMENT, FrontMatter
 
 if TYPE_CHECKING:
     from mcp_sandbox.skills.supply.fetch import FetchedSkill
@@ -151,7 +151,7 @@ def _offer(incoming: "FetchedSkill") -> str:
     """
     terminal, found = console(), _examined(incoming)
     if found.front is not None:
-        terminal.print(_facts(found, incoming))
+        terminal.print(_facts(found, found.front, incoming))
     if found.diagnostics:
         rows = ((found.name, each) for each in found.diagnostics)
         terminal.print(tables.diagnostics_table(rows))
@@ -206,24 +206,22 @@ def _examined(incoming: "FetchedSkill") -> "ExaminedSkill":
     return examine_files(files, front.name if front else incoming.folder_name)
 
 
-def _facts(found: "ExaminedSkill", incoming: "FetchedSkill") -> Table:
+def _facts(found: "ExaminedSkill", front: FrontMatter, incoming: "FetchedSkill") -> Table:
     from mcp_sandbox.skills.contents import set_digest
-    from mcp_sandbox.skills.needs.findings import scan
     from mcp_sandbox.skills.supply.installed import file_digests
 
     tree = incoming.tree
     size = show_bytes(sum(len(file.data) for file in tree.values()))
     facts = {
         "skill": found.name,
-        "description": found.front.description if found.front else "",
+        "description": front.description,
         "source": incoming.source,
         "commit": incoming.commit,
         "digest": set_digest(file_digests(tree)),
         "files": f"{len(tree)}, {size}",
         "scripts": [path for path in tree if _is_script(path, tree)],
-        "allowed tools": found.front.allowed_tools if found.front else "",
     }
-    return tables.facts_table({**facts, **tables.uses(scan(found.files)[0])})
+    return tables.facts_table({**facts, **tables.declared(front, found.files)})
 
 
 def _files(tree: "Tree") -> dict[str, bytes]:

@@ -6,7 +6,8 @@ wrapper early. All that we say of a skill stands before its text.
 """
 
 import base64
-from collections.abc import Iterable, Sequence
+import json
+from collections.abc import Iterable
 from dataclasses import asdict
 from html import escape
 
@@ -18,18 +19,16 @@ from mcp_sandbox.server.results import as_json, structured, texts
 from mcp_sandbox.server.text import MAX_TEXT_BYTES, show_name, take_fitting
 from mcp_sandbox.sessions.skill_pins import Activation
 from mcp_sandbox.skills.catalogue import MOST_OF_A_DESCRIPTION, call_name, cut_short, one_line
+from mcp_sandbox.skills.declared import Need
 from mcp_sandbox.skills.search import Page, PageItem
-from mcp_sandbox.skills.skill import DOCUMENT, Findings, MissingRequirement, Need, SkillFile
+from mcp_sandbox.skills.skill import DOCUMENT, SkillFile
 
 _WHAT: dict[Need, str] = {
     "command": "command",
-    "interpreter": "program",
-    "python": "Python module",
+    "python": "Python package",
     "node": "Node.js package",
-    "network": "network for",
 }
 _MOST_LINES = 15
-_MOST_NEEDED_BY = 2
 # A structured result holds everything twice, for clients of either kind.
 _LIST_BYTES = 15_000
 _PAGE_BYTES = MAX_TEXT_BYTES - 2_000
@@ -42,33 +41,21 @@ _IN_META = ("uri", "name", "digest", "repeated", "unchecked", "drift")
 _OWN_FOLDER = ("{baseDir}", "${CLAUDE_SKILL_DIR}", "${CLAUDE_PLUGIN_ROOT}")
 
 
-def describe_missing(unmet: Sequence[MissingRequirement]) -> Iterable[str]:
-    """Return a line for each need, needs of every use first, and one for all out of reach."""
-    local = [lack for lack in unmet if lack.need != "network"]
-    for lack in local[:_MOST_LINES]:
-        yield _line(lack)
-    if len(local) > _MOST_LINES:
-        yield f"Missing besides: {', '.join(show_name(each.name) for each in local[_MOST_LINES:])}."
-    if remote := [show_name(lack.name) for lack in unmet if lack.need == "network"]:
-        yield (
-            f"This sandbox has no network; the skill seems to want it for {', '.join(remote)}. "
-            "Nothing can be installed from here: do without what is missing, or tell the user."
-        )
-    elif local:
+def _describe_needs(got: Activation) -> Iterable[str]:
+    """Return what the skill declares, and a line for each need that is not met."""
+    if got.needs:
+        named = [f"{_WHAT[each.need]} {show_name(each.name)}" for each in got.needs]
+        sources = ", ".join(dict.fromkeys(each.where for each in got.needs))
+        yield f"It declares that it needs ({sources}): {cut_short(', '.join(named), 600)}."
+    if got.unchecked:
+        yield f"What of it is missing is not known: {cut_short(one_line(got.unchecked), 300)}."
+    for lack in got.unmet[:_MOST_LINES]:
+        fix = f" ({lack.fix})" if lack.fix else ""
+        yield f"Missing in this sandbox: {_WHAT[lack.need]} {show_name(lack.name)}{fix}."
+    if rest := got.unmet[_MOST_LINES:]:
+        yield f"Missing besides: {', '.join(show_name(each.name) for each in rest)}."
+    if got.unmet:
         yield "Do without what is missing, install it if that works, or tell the user."
-    if layers := dict.fromkeys(lack.layer for lack in local if lack.layer):
-        made = f"mcp-sandbox images recipe {' '.join(layers)}"
-        yield f"The operator can make an image that has more of it: `{made}` prints how."
-
-
-def _line(lack: MissingRequirement) -> str:
-    files = cut_short(", ".join(map(show_name, lack.needed_by[:_MOST_NEEDED_BY])), 200)
-    if len(lack.needed_by) > _MOST_NEEDED_BY:
-        files += f" and {len(lack.needed_by) - _MOST_NEEDED_BY} more"
-    when = "" if lack.always else ", for some of its uses"
-    fix = f" ({show_name(lack.fix)})" if lack.fix else ""
-    what = f"{_WHAT[lack.need]} {show_name(lack.name)}"
-    return f"Missing in this sandbox{when}: {what}, for {files}{fix}."
 
 
 class ListedSkill(BaseModel, frozen=True):
@@ -154,14 +141,13 @@ def _notes(got: Activation, body: str) -> Iterable[str]:
     if used and where:
         yield f"In its text, {' and '.join(used)} mean{'' if used[1:] else 's'} that folder."
     yield from _file_notes(got)
-    yield from describe_missing(got.unmet)
-    if got.unchecked:
-        yield f"What its scripts lack here is not known: {cut_short(one_line(got.unchecked), 300)}."
-    if got.findings:
-        yield from _finding_notes(got.findings)
+    yield from _describe_needs(got)
     front = got.skill.front
     if front.compatibility:
         yield f"Compatibility, says its author: {cut_short(one_line(front.compatibility), 500)}"
+    if front.metadata:
+        metadata = json.dumps(dict(front.metadata), ensure_ascii=False)
+        yield f"metadata of its author: {cut_short(one_line(metadata), 300)}"
     if front.allowed_tools:
         names = cut_short(one_line(", ".join(front.allowed_tools)), 300)
         yield f"allowed-tools of its author: {names}. They change nothing here."
@@ -194,28 +180,6 @@ def _file_notes(got: Activation) -> Iterable[str]:
         yield "Run its scripts with exec by their interpreter (python3 F, bash F, node F), not ./F."
 
 
-def _finding_notes(findings: Findings) -> Iterable[str]:
-    if findings.inline:
-        names = cut_short(", ".join(map(show_name, findings.inline)), 200)
-        yield (
-            f"These declare their packages (PEP 723): {names}. Run them by `uv run --offline F` "
-            "where uv has the packages, else by python3 F where they are installed."
-        )
-    kinds = {
-        "the network": findings.hosts,
-        "variables": findings.variables,
-        "commands": findings.commands,
-        "packages": findings.packages,
-    }
-    seen = [
-        f"{what}: {cut_short(one_line(', '.join(names)), 200)}"
-        for what, names in kinds.items()
-        if names
-    ]
-    if seen:
-        yield f"Its scripts seem to use {'; '.join(seen)}."
-
-
 def _text_notes(got: Activation) -> Iterable[str]:
     size = len(got.body)
     if size > _MOST_BODY_BYTES:
@@ -246,8 +210,8 @@ def _meta(got: Activation) -> dict[str, object]:
             {"path": file.path, "size": file.size, "kind": file.kind, "digest": file.digest}
             for file in got.contents.files
         ],
-        "unmet": [{"files": each.pop("needed_by"), **each} for each in map(asdict, got.unmet)],
-        "findings": got.findings and asdict(got.findings),
+        "needs": [*map(asdict, got.needs)],
+        "unmet": [*map(asdict, got.unmet)],
         "compatibility": got.skill.front.compatibility,
         "allowed_tools": got.skill.front.allowed_tools,
     }

@@ -20,6 +20,7 @@ from pydantic import Field, StringConstraints
 from mcp_sandbox.config.sections import CallsConfig
 from mcp_sandbox.config.values import show_duration
 from mcp_sandbox.models import ExecResult, Language
+from mcp_sandbox.reading.commands import names
 from mcp_sandbox.runtime.runtime import OnOutput
 from mcp_sandbox.server.errors import sole_error
 from mcp_sandbox.server.identity import Request
@@ -37,8 +38,6 @@ from mcp_sandbox.server.tool import (
     find_client_timeout,
 )
 from mcp_sandbox.sessions.session import Session
-from mcp_sandbox.skills.needs.findings import Inventory, find_missing
-from mcp_sandbox.skills.needs.uses import Kind, Requirement
 
 INTERVAL_S = 0.2
 """At most five messages a second."""
@@ -65,6 +64,27 @@ _LACKING = re.compile(
     r"(?P<program>[\w.+-]{1,60})(?:\W?(?: failed)?: No such file| ENOENT|'$)",
     re.ASCII | re.MULTILINE,
 )
+# Of what people often miss: modules that the skill python-data-analysis does without, others, the
+# names by which pip has those that are called otherwise, and programs that an image alone can have.
+_DATA = names(
+    "cv2 duckdb imageio matplotlib networkx numpy openpyxl pandas plotly polars pyarrow scipy "
+    "seaborn sklearn statsmodels tabulate"
+)
+_MODULES = _DATA | names(
+    "aiohttp bs4 defusedxml docx docxtpl dotenv feedparser fitz httpx jinja2 lxml markitdown mypy "
+    "pdf2image pdfplumber PIL pptx pypdf PyPDF2 pytesseract pytest reportlab requests rich ruff "
+    "weasyprint xlsxwriter yaml"
+)
+_CALLED = {
+    "bs4": "beautifulsoup4", "cv2": "opencv-python-headless", "docx": "python-docx",
+    "dotenv": "python-dotenv", "fitz": "pymupdf", "PIL": "pillow", "pptx": "python-pptx",
+    "sklearn": "scikit-learn", "yaml": "pyyaml",
+}  # fmt: skip
+_PROGRAMS = names(
+    "cmake convert dot exiftool ffmpeg ffprobe g++ gcc gdb gs latexmk libreoffice magick make "
+    "pandoc pdflatex pdftk pdftoppm pdftotext qpdf rsvg-convert Rscript scp soffice ssh tesseract "
+    "xelatex"
+)
 _BROWSER = re.compile(
     r"\b(chrom\w{1,40}|google-chrome\S{0,40}|firefox)\b.{0,20}: (?:command )?not found"
     r"|Cannot find (?:module|package) '(playwright|puppeteer)\S{0,200}'"
@@ -74,8 +94,8 @@ _FOREIGN = re.compile(r"^(?:\$ |>>> |!\w+|%%?[a-z]{2,})", re.MULTILINE)
 _REFUSED = re.compile("SyntaxError|syntax error|command not found|no job control|no such job")
 _FOR_PROMPTS = "{!r} is for prompts and notebooks: leave it out, and run shell commands with exec"
 _IMAGE = (
-    "{} is not installed: {}the operator can make an image for the docker backend that has {}, "
-    "`mcp-sandbox images recipe {}` prints how"
+    "{} not installed: {}the operator can make an image for the docker backend that has {}, as "
+    "docs/sandboxes.md says"
 )
 _ASKS = re.compile(
     r"\bread (?:-\w{1,9} ){0,5}-\w{0,9}p\b|not (?:(?:to|from|on) )?a (?:terminal|tty)"
@@ -161,20 +181,25 @@ def _hints(result: ExecResult, code: str) -> list[str]:
     found = _FOREIGN.search(code) if _REFUSED.search(result.stderr) else None
     lines = [_FOR_PROMPTS.format(found[0])] if found else []
     lines += [_OFFLINE] if result.offline and _UNREACHED.search(output) else []
-    lacks = dict[str, str]()
     if browser := _BROWSER.search(output):
-        named = browser[1] or browser[2]
-        lacks["browser"] = _IMAGE.format(named, "", "a browser", "browser")
+        lines.append(_IMAGE.format(f"{browser[1] or browser[2]} is", "", "a browser"))
+    return [*lines, *_lacking(output, offline=result.offline)]
+
+
+def _lacking(output: str, *, offline: bool) -> list[str]:
+    """Return what is to be done about the well-known modules and programs that are not there."""
+    missing = list[str]()
     for found in islice(_LACKING.finditer(output), 20):
-        kind: Kind = "python" if found["python"] else "command"
-        for lack in find_missing([Requirement(kind, found[found.lastgroup or 0])], Inventory()):
-            # What apt-get installs is for the operator alone.
-            way = "" if result.offline or "apt-get" in lack.fix else f"`{lack.fix}` may help, or "
-            plain = "; the skill python-data-analysis does without" if lack.layer == "data" else ""
-            if lack.layer:
-                said = _IMAGE.format(lack.name, way, "it", lack.layer) + plain
-                lacks.setdefault(lack.layer, said)
-    return [*lines, *lacks.values()]
+        name = found[found.lastgroup or 0]
+        known = name in _MODULES or (name in _PROGRAMS and not found["python"])
+        missing += [name] if known and name not in missing else []
+    if not missing:
+        return []
+    of_pip = [_CALLED.get(name, name) for name in missing if name in _MODULES]
+    way = "" if offline or not of_pip else f"`pip install {' '.join(of_pip)}` may help, or "
+    plain = "; the skill python-data-analysis does without" if _DATA & {*missing} else ""
+    said = f"{', '.join(missing)} {'are' if missing[1:] else 'is'}"
+    return [_IMAGE.format(said, way, "them" if missing[1:] else "it") + plain]
 
 
 async def shown(result: ExecResult) -> ExecResult:

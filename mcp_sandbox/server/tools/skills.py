@@ -47,7 +47,7 @@ async def skill_activate(
 ) -> CallToolResult:
     """Read a skill before you begin the task it is for, then follow it.
 
-    Answers its instructions, its files and what this computer lacks for its scripts.
+    Answers its instructions, its files and what this computer lacks of what it declares.
     """
     if path is None and offset:
         raise InvalidArgument("offset is for a file: give path too, or leave offset out")

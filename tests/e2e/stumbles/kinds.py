@@ -48,7 +48,7 @@ CODE = (
     ),
     run("printf 'ERROR: disk\\r   \\n'; printf 'a\\rb\\r' > cr.txt; cat cr.txt", "ERROR: disk"),
     run("printf '\\033]8;;http://x/\\033\\\\link\\033]8;;\\033\\\\ ab\\bc\\n'", "^link ac$"),
-    Step("exec", {"command": "gdb --version"}, ["is not installed: .*recipe"], only="docker"),
+    Step("exec", {"command": "gdb --version"}, ["is not installed: .*an image"], only="docker"),
     run("npm install -g --offline ./pkg 2>&1; npm prefix -g", r"\.local"),
     Step("exec", {"command": "read -p 'name? ' name < /dev/tty; echo $name"}, ["tty"]),
 )

@@ -73,15 +73,12 @@ async def test_an_open_network_is_not_said_to_be_missing(agent: Agent) -> None:
     assert "no network" not in said
 
 
-@pytest.mark.parametrize(
-    ("module", "layer"), [("numpy", "data"), ("PIL", "documents"), ("bs4", "web"), ("docx", "doc")]
-)
-async def test_a_well_known_module_says_what_has_it(agent: Agent, module: str, layer: str) -> None:
+@pytest.mark.parametrize("module", ["numpy", "PIL", "bs4", "docx"])
+async def test_a_well_known_module_says_what_has_it(agent: Agent, module: str) -> None:
     said = text_of(await agent.call("run_code", code=f"import {module}_x, {module}"))
-    assert "images recipe" not in said
+    assert "the operator can" not in said
     said = text_of(await agent.call("run_code", code=f"import {module}"))
     assert f"[{module} is not installed: the operator can make" in said
-    assert f"mcp-sandbox images recipe {layer}" in said
 
 
 @OPEN
@@ -104,7 +101,7 @@ async def test_compilers_are_in_the_image_or_said_to_be_missing(
     result = await agent.call("exec", command=command)
     if result.meta["mcp-sandbox/result"]["exit_code"] != 0:
         assert backend_name == "bubblewrap", text_of(result)
-        assert "mcp-sandbox images recipe build" in text_of(result)
+        assert "the operator can make an image" in text_of(result)
 
 
 _PACKAGE = (
