@@ -54,7 +54,7 @@ def read_javascript(text: str) -> Iterator[Fact | Code]:
 
 def read_python(text: str) -> Iterator[Fact | Code]:
     """Yield what Python code does, as far as its text tells."""
-    read = [statement.tokens for statement in python_statements(text)]
+    read = [*python_statements(text)]
     known = dict[str, str]()
     for tokens in read:
         for module, name, called in read_imports(tokens):

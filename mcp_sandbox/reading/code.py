@@ -6,7 +6,6 @@ The readers never fail, and leave out comments and blanks.
 import re
 import string
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from mcp_sandbox.reading.commands import DYNAMIC, names
@@ -76,42 +75,24 @@ def javascript_tokens(text: str) -> list[Token]:
     return found
 
 
-@dataclass(frozen=True)
-class Statement:
-    """The tokens of a statement, and the column at which its line begins.
-
-    `follows`: it stands behind another statement, or its colon, on the same line.
-    """
-
-    indent: int
-    tokens: tuple[Token, ...]
-    follows: bool = False
-
-
-def python_statements(text: str) -> Iterator[Statement]:
-    """Yield the statements of Python; several on one line are yielded one by one."""
-    tokens, depth, indent, begins, follows = list[Token](), 0, 0, True, False
+def python_statements(text: str) -> Iterator[tuple[Token, ...]]:
+    """Yield the tokens of each statement of Python; several on one line are yielded one by one."""
+    tokens, depth = list[Token](), 0
     for found in _PYTHON.finditer(text):
         kind, piece = found.lastgroup, found.group()
         if kind == "blank":
-            if begins and piece[0] != "#":
-                indent = len(piece.expandtabs(8).rsplit("\n", 1)[-1])
             continue
-        line_ends = kind == "newline" and depth == 0
-        ends = line_ends or (piece == ";" and depth == 0)
+        ends = depth == 0 and (kind == "newline" or piece == ";")
         if kind != "newline" and not ends:
-            begins = False
             if len(tokens) < _MOST_TOKENS:
                 tokens.append(_python_token(kind, piece))
             depth += (piece in _OPENING) - (piece in _CLOSING and depth > 0)
             ends = piece == ":" and depth == 0 and tokens[0].text in _COMPOUND
         if ends and tokens:
-            yield Statement(indent, tuple(tokens), follows)
-            tokens, follows = [], True
-        if line_ends:
-            indent, begins, follows = 0, True, False
+            yield tuple(tokens)
+            tokens = []
     if tokens:
-        yield Statement(indent, tuple(tokens), follows)
+        yield tuple(tokens)
 
 
 def _python_token(kind: str | None, literal: str) -> Token:

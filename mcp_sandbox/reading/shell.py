@@ -31,12 +31,10 @@ _MARK = re.compile(
     r"[0-9]*(&>>|&>|<<<|<<-|<<|<>|<&|>>|>\||>&|[<>](?!\())[ \t]*|(;;&|;;|;&|&&|\|\||\|&|;|&|\|)"
 )
 # Words that stand before a command, and words that end a block.
-_BEFORE = frozenset(
+_AROUND = frozenset(
     {"if", "then", "elif", "else", "while", "until", "do", "time", "coproc", "{", "!"}
+    | {"fi", "done", "esac", "}"}
 )
-_AFTER = frozenset({"fi", "done", "esac", "}"})
-_AROUND = _BEFORE | _AFTER
-_CLOSERS = frozenset({"fi", "done", "esac", "}", "else", "elif"})
 _DECLARES = frozenset({"export", "local", "declare", "readonly", "typeset"})
 
 
@@ -44,15 +42,12 @@ _DECLARES = frozenset({"export", "local", "declare", "readonly", "typeset"})
 class SimpleCommand:
     """A simple command; `joined` is the operator before it, such as `&&`.
 
-    `closed`: a block ended before it. `negated`: a `!` stands before it. `inner`: how many of the
-    commands listed before it stand in its words. `writes`: the files of its redirections. `depth`:
-    how many subshells it is in.
+    `inner`: how many of the commands listed before it stand in its words. `writes`: the files of
+    its redirections. `depth`: how many subshells it is in.
     """
 
     words: list[str] = field(default_factory=list[str])
     joined: str = ""
-    negated: bool = False
-    closed: bool = False
     heredoc: str = ""
     inner: int = 0
     writes: list[str] = field(default_factory=list[str])
@@ -68,8 +63,6 @@ class Script:
 
     commands: list[SimpleCommand] = field(default_factory=list[SimpleCommand])
     functions: dict[str, int] = field(default_factory=dict[str, int])
-    set_variables: set[str] = field(default_factory=set[str])
-    read_variables: set[str] = field(default_factory=set[str])
     writes: list[str] = field(default_factory=list[str])
     cut: bool = False
 
@@ -180,7 +173,7 @@ class _ShellReader:
                 state.in_pattern = False
                 state.command.words.clear()
         elif state.command.words and state.command.words[-1].endswith("="):
-            self._array(state, depth)
+            self._array(depth)
         elif state.command.words and self._text.startswith(")", self._at):
             self._at += 1
             self.script.functions[state.command.words[-1]] = len(self.script.commands)
@@ -194,15 +187,13 @@ class _ShellReader:
             if first < len(self.script.commands):
                 self.script.commands[first].joined = joined
 
-    def _array(self, state: ParserState, depth: int) -> None:
+    def _array(self, depth: int) -> None:
         """Read on behind `name=(` to its `)`."""
         for char in self._upto(")"):
             if char == "#":
                 self._rest_of_line()
             else:
                 self._word(depth)
-        if found := _ASSIGNED.match(state.command.words[-1]):
-            self.script.set_variables.add(found[1])
 
     def _arithmetic(self, depth: int) -> None:
         """Read on behind `((` or `$((` to `))`; take in its variables and substitutions."""
@@ -243,8 +234,6 @@ class _ShellReader:
         if not words and word in _AROUND:
             if word == "coproc" and (name := _COPROCESS.match(self._text, self._at)):
                 self._at = name.end()
-            state.command.negated = word == "!" or (state.command.negated and word not in _AFTER)
-            state.command.closed = state.command.closed or word in _CLOSERS
             state.cases -= word == "esac" and state.cases > 0
         elif words and words[0] == "function" and len(words) == 1:
             self.script.functions[word] = len(self.script.commands)
@@ -274,7 +263,6 @@ class _ShellReader:
         self._assigned(command.words)
         if first in ("for", "select", "read", "mapfile", "readarray", "getopts"):
             for name in filter(_VARIABLE.fullmatch, command.words[1:]):
-                script.set_variables.add(name)
                 self._assign(name, "")
         if first in ("for", "select", "case", "function"):
             return
@@ -289,10 +277,7 @@ class _ShellReader:
         declares = words[0] in _DECLARES
         for word in words:
             if found := _ASSIGNED.match(word):
-                self.script.set_variables.add(found[1])
                 self._assign(found[1], word[len(found[1]) :])
-            elif declares and _VARIABLE.fullmatch(word) and words[0] != "export":
-                self.script.set_variables.add(word)
             elif not declares:
                 return
 
@@ -418,7 +403,6 @@ class _ShellReader:
             coded = inner.encode("latin-1", "backslashreplace")
             return coded.decode("unicode_escape", "replace").replace("\ufffd", DYNAMIC)
         elif found := _VARIABLE.match(text, at + 1):
-            self.script.read_variables.add(found[0])
             self._at = found.end()
             return (self._values or {}).get(found[0], DYNAMIC)
         else:
@@ -431,7 +415,6 @@ class _ShellReader:
         while self._text.startswith(("!", "#"), self._at):
             self._at += 1
         if found := _VARIABLE.match(self._text, self._at):
-            self.script.read_variables.add(found[0])
             plain, self._at = self._text[self._at - 1] == "{", found.end()
             # What stands for an empty value is not used where one is known.
             known = plain and self._text.startswith(("}", ":-", ":?", "-", "?"), self._at)
