@@ -1,6 +1,6 @@
 """Where the front matter of a document lies, and what its YAML says. Pure: bytes in, values out.
 
-python-frontmatter reads the metadata, by a handler that is stricter than its own: no aliases, tags
+python-frontmatter reads the document, by a handler that is stricter than its own: no aliases, tags
 or duplicate keys, within bounds, and every scalar is the text that stands there (`on`, `3000`,
 `2026-01-01`, `~`). The bytes are divided here, so that a byte-order mark, the line ends of another
 system or dashes inside a value neither hide a skill nor cut it, and the body stays byte for byte.
@@ -10,8 +10,7 @@ import functools
 import math
 import re
 from collections.abc import Iterator
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final
 
 import frontmatter
@@ -54,13 +53,15 @@ _ODD: Final[dict[str, tuple[Level, str, str]]] = {
         "Save the file with Unix line ends."),
 }  # fmt: skip
 _MISTAKES = frozenset({"yaml", "key"})
-"""Codes of errors that quoting a value may repair."""
-_QUOTED_LINES = re.compile(r"[^\r\n]*(?:\r\n?|\n|\Z)")
-_ENTRY = re.compile(r"( *)[\w.-]+[ \t]*:[ \t]+(?=[^\s#])")
-_COLON = re.compile(r":(?:\s|\Z)")
-# A line that goes on with a value, and looks like a field that is indented by mistake.
-_FIELD = re.compile(r"^[ \t]+[\w.-]+[ \t]*:(?:\s|\Z)", re.MULTILINE)
-_SPECIAL = frozenset("[]{},'\"*&!%@`-?")
+"""Codes of errors behind which fields can still be read line by line."""
+# A field in the first column that has a text behind its colon; indented lines go on with it.
+_PLAIN_FIELD = re.compile(
+    r"^([A-Za-z][\w-]*)[ \t]*:[ \t]+(?:[|>][-+]?[0-9]?(?=[ \t]*\n))?"
+    r"(\S?[^\n]*(?:\n[ \t]+[^\n]*)*)",
+    re.MULTILINE,
+)
+_COMMENT = re.compile(r"(?<=[ \t])#[^\n]*")
+_QUOTED = re.compile(r"(['\"])((?:(?!\1).)*)\1")
 _WORDS: Final[dict[str, bool | None]] = {
     **dict.fromkeys(("", "~", "null", "Null", "NULL")),
     **dict.fromkeys(("true", "True", "TRUE"), True),
@@ -108,17 +109,16 @@ class SplitDocument:
 class Fields:
     """What the front matter says: the fields in the file's order, all scalars as text.
 
-    `lines` has the line of each field, `flows` that of the first `[…]` or `{…}` in each (in "" that
-    of braces around all), `anchor` that of the first `&name`; lines count from 1. `source` is the
-    text that was read, with quotes put into the lines `quoted`, which count from 0.
+    `lines` has the line of each field, `flow` that of the first `[…]` or `{…}`, `anchor` that of
+    the first `&name`; lines count from 1. `broken`: why it is no YAML, so that only fields of one
+    text each were read.
     """
 
     values: dict[str, Json] = field(default_factory=dict[str, Json])
     lines: dict[str, int] = field(default_factory=dict[str, int])
-    flows: dict[str, int] = field(default_factory=dict[str, int])
+    flow: int | None = None
     anchor: int | None = None
-    source: str = ""
-    quoted: tuple[int, ...] = ()
+    broken: Diagnostic | None = None
 
 
 def split(data: bytes, *, cut: bool = False) -> SplitDocument:
@@ -167,43 +167,55 @@ def text(parts: SplitDocument) -> str:
         raise InvalidFrontMatter(Diagnostic("not-utf-8", "error", reason, fix, line)) from error
 
 
-def read_with_repairs(source: str, line: int = 1) -> Fields:
-    """Read a text that begins in that line, with values in quotes only if it is no YAML as it is.
+def read_leniently(parts: SplitDocument) -> Fields:
+    """Read the front matter; where it is no YAML, by its lines.
 
-    Raises InvalidFrontMatter: quotes do not help; the diagnostic is about the original text.
+    Raises InvalidFrontMatter: it has no description even so, or cannot be read for another reason.
     """
     try:
-        return read(source, line)
+        return read(parts)
     except InvalidFrontMatter as refused:
-        repaired, lines = quote_values(source) if refused.diagnostic.code in _MISTAKES else ("", ())
-        with suppress(InvalidFrontMatter):
-            if lines:
-                return replace(read(repaired, line), quoted=lines)
-        raise
+        fields = Fields(broken=refused.diagnostic)
+        if refused.diagnostic.code in _MISTAKES:
+            source = text(parts)
+            for found in _PLAIN_FIELD.finditer(source):
+                value = " ".join(_COMMENT.sub("", found[2]).split())
+                quoted = _QUOTED.fullmatch(value)
+                fields.values.setdefault(found[1], quoted[2] if quoted else value)
+                line = parts.line + source.count("\n", 0, found.start())
+                fields.lines.setdefault(found[1], line)
+        if not fields.values.get("description"):
+            raise
+        return fields
 
 
-def read(source: str, line: int = 1) -> Fields:
-    """Return what the YAML text `source` says, whose first line is line `line` of its file.
+def read(parts: SplitDocument) -> Fields:
+    """Return what the front matter of a document says.
 
     Raises:
-        InvalidFrontMatter: it is not YAML, not a mapping, or has what is not read here.
+        InvalidFrontMatter: there is none, it is not YAML, or has what is not read here.
         OperatorError: PyYAML was built without its C library.
     """
-    handler = _Strict(line)
-    frontmatter.parse(f"---\n{source}---", handler=handler)
+    handler = _Handler(text(parts), parts.line)
+    # Its `loads` does no more than this, and breaks at a field called `content` or `handler`.
+    frontmatter.parse(parts.head.decode("utf-8-sig"), handler=handler)
     return handler.fields
 
 
-class _Strict(YAMLHandler):
-    """Loads YAML for python-frontmatter from a text whose fences are found already."""
+class _Handler(YAMLHandler):
+    """Reads YAML for python-frontmatter, within bounds. It begins in that line of its document.
 
-    def __init__(self, line: int) -> None:
+    The library has changed the text before: it is divided here beforehand, where its lines are
+    still those of the file.
+    """
+
+    def __init__(self, source: str, line: int) -> None:
         super().__init__()
-        self._line = line
+        self._source, self._line = source, line
         self.fields = Fields()
 
-    def split(self, text: str) -> tuple[str, str]:
-        return text[len("---\n") : -len("---")], ""
+    def split(self, text: str) -> tuple[str, str]:  # noqa: ARG002
+        return self._source, ""
 
     def load(self, fm: str, **_: object) -> dict[str, Json]:
         if not yaml.__with_libyaml__:
@@ -212,63 +224,11 @@ class _Strict(YAMLHandler):
                 "server; install it with libyaml: pip install --force-reinstall pyyaml"
             )
         try:
-            self.fields = _YamlReader(
-                iter(yaml.CBaseLoader(fm).get_event, None), self._line
-            ).document()
+            events = iter(yaml.CBaseLoader(fm).get_event, None)
+            self.fields = _YamlReader(events, self._line).document()
         except yaml.YAMLError as error:
             raise InvalidFrontMatter(_broken(error, fm, self._line)) from error
-        self.fields.source = fm
         return self.fields.values
-
-
-def quote_values(source: str) -> tuple[str, tuple[int, ...]]:
-    """Quote values that are not YAML; return the text and the lines of them, counted from 0.
-
-    No line is added or moved. At most 32 values are looked at.
-    """
-    lines = _QUOTED_LINES.findall(source)
-    blocks: list[str] = []
-    changed: list[int] = []
-    at = suspects = 0
-    while at < len(lines):
-        entry = _ENTRY.match(lines[at])
-        end = at + 1
-        while entry and end < len(lines) and _goes_on(lines[end], len(entry[1])):
-            end += 1
-        block = "".join(lines[at:end])
-        if entry and suspects < 32 and _is_suspect(block[entry.end() :]):
-            suspects += 1
-            if not _is_yaml(block[entry.end() :]):
-                ends = len(block.rstrip())
-                value = block[entry.end() : ends].replace("'", "''")
-                block = f"{block[: entry.end()]}'{value}'{block[ends:]}"
-                changed.append(at)
-        blocks.append(block)
-        at = end
-    return "".join(blocks), tuple(changed)
-
-
-def _goes_on(line: str, indent: int) -> bool:
-    stripped = line.strip()
-    return not stripped or line[: indent + 1].isspace() or stripped.startswith(("]", "}"))
-
-
-def _is_suspect(value: str) -> bool:
-    first = value[0]
-    if first in "'\"" and value.count(first) == 1:
-        return False
-    colon = _COLON.search(value)
-    if first in _SPECIAL or first in "|>" or colon is None:
-        return first in _SPECIAL
-    return _FIELD.search(value) is None or not re.search(r"[\r\n]", value[: colon.start()])
-
-
-def _is_yaml(value: str) -> bool:
-    try:
-        read(f"value: {value}\n")
-    except InvalidFrontMatter as refused:
-        return refused.diagnostic.code not in _MISTAKES
-    return True
 
 
 class _YamlReader:
@@ -278,7 +238,6 @@ class _YamlReader:
         self._events = events
         self._line = line
         self._read = 0
-        self._field = ""
         self._fields = Fields()
 
     def document(self) -> Fields:
@@ -320,7 +279,6 @@ class _YamlReader:
                 fix = "Keep one of the two."
                 raise self._refused("duplicate-key", event, f"has {shorten_value(key)} twice", fix)
             if depth == 1:
-                self._field = key
                 self._fields.lines[key] = self._at(event)
             found[key] = self._value(next(self._events), depth)
         return found
@@ -344,7 +302,7 @@ class _YamlReader:
             what = f"is nested more than {_MAX_DEPTH} deep"
             raise self._refused("too-deep", event, what, "Flatten it, or move data into a file.")
         if isinstance(event, yaml.CollectionStartEvent) and event.flow_style:
-            self._fields.flows.setdefault(self._field, self._at(event))
+            self._fields.flow = self._fields.flow or self._at(event)
 
     def _at(self, event: yaml.Event) -> int:
         return self._line + (event.start_mark.line if event.start_mark else 0)

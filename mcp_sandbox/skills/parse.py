@@ -90,11 +90,10 @@ def _fields(parts: SplitDocument, found: list[Diagnostic]) -> Fields:
         reason = "The description ends before ` #`, where YAML begins a comment."
         fix = "Put it in quotes, if it goes on."
         found.append(Diagnostic("comment", "note", reason, fix, line))
-    fields = front_matter.read_with_repairs(source, parts.line)
-    reason = "A value has a colon or begins with a special character, and is not quoted."
-    for at in fields.quoted:
-        line, fix = parts.line + at, "Put the value in quotes."
-        found.append(Diagnostic("unquoted", "warning", reason, fix, line))
+    fields = front_matter.read_leniently(parts)
+    if broken := fields.broken:
+        reason = f"{broken.reason} Only its fields of one text each are read."
+        found.append(replace(broken, level="warning", reason=reason))
     return fields
 
 
@@ -260,10 +259,10 @@ def _of_style(fields: Fields) -> Iterator[Diagnostic]:
         reason = "A value begins with `&name`, which YAML takes for an anchor and leaves out."
         fix = "Put the value in quotes, or delete the anchor."
         yield Diagnostic("anchor", "warning", reason, fix, fields.anchor)
-    if fields.flows:
+    if fields.flow is not None:
         reason = "A value is written with brackets or braces, which the reference tool refuses."
         fix = "Write one item or key to a line."
-        yield Diagnostic("flow-style", "note", reason, fix, min(fields.flows.values()))
+        yield Diagnostic("flow-style", "note", reason, fix, fields.flow)
 
 
 def _at(

@@ -4,7 +4,13 @@ import json
 
 import pytest
 
-from mcp_sandbox.skills.front_matter import as_json, read
+from mcp_sandbox.skills.front_matter import as_json, split
+from mcp_sandbox.skills.front_matter import read as read_document
+from mcp_sandbox.skills.skill import Json
+
+
+def read(yaml: str) -> dict[str, Json]:
+    return read_document(split(f"---\n{yaml}---\n".encode())).values
 
 
 @pytest.mark.parametrize(
@@ -44,15 +50,15 @@ from mcp_sandbox.skills.front_matter import as_json, read
     ],
 )
 def test_a_plain_scalar_means_what_the_core_schema_says(written: str, meant: object) -> None:
-    assert as_json(read(f"field: {written}\n").values) == {"field": meant}
+    assert as_json(read(f"field: {written}\n")) == {"field": meant}
 
 
 def test_keys_become_text_as_hosts_make_them() -> None:
-    fields = read("1: a\ntrue: b\n~: c\n1.50: d\n'2.50': e\n<<: {x: 1}\n").values
+    fields = read("1: a\ntrue: b\n~: c\n1.50: d\n'2.50': e\n<<: {x: 1}\n")
     meant = {"1": "a", "true": "b", "": "c", "1.5": "d", "2.50": "e", "<<": {"x": 1}}
     assert as_json(fields) == meant
 
 
 def test_whatever_it_says_is_json_without_extensions() -> None:
-    fields = read("a: .inf\nb: [.nan, 1e400, 0x0, 1e-400]\nc: {d: 9e307}\n").values
+    fields = read("a: .inf\nb: [.nan, 1e400, 0x0, 1e-400]\nc: {d: 9e307}\n")
     assert json.dumps(as_json(fields), allow_nan=False)

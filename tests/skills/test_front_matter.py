@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mcp_sandbox.skills import front_matter
-from mcp_sandbox.skills.front_matter import HEAD_BYTES, InvalidFrontMatter, split
+from mcp_sandbox.skills.front_matter import HEAD_BYTES, InvalidFrontMatter, read, split
 from mcp_sandbox.skills.parse import of_body, parse
 
 PIECES = (b"---", b"...", b"--", b"-", b"\n", b"\r", b"\r\n", b" ", b"\t", b"\xef\xbb\xbf", b"\0")
@@ -63,13 +62,10 @@ def test_the_beginning_is_enough_where_the_rest_is_body(data: bytes) -> None:
     assert parse(whole[:HEAD_BYTES], "x", size=len(whole)) == parse(whole, "x")
 
 
-@given(HOSTILE.map(lambda data: data.decode(errors="replace")))
-def test_quotes_add_no_line_and_are_put_once(source: str) -> None:
-    once, changed = front_matter.quote_values(source)
-    assert once.count("\n") == source.count("\n")
-    assert once.count("\r") == source.count("\r")
-    assert len(once) > len(source) or not changed
-    assert len(front_matter.quote_values(once)[1]) <= len(changed)
+def test_fields_named_like_arguments_of_the_library_are_fields_like_others() -> None:
+    fields = read(split(b"---\nname: a\ncontent: {a: b}\nhandler: c\nmetadata: d\n---\n"))
+    assert fields.values == {"name": "a", "content": {"a": "b"}, "handler": "c", "metadata": "d"}
+    assert fields.lines == {"name": 2, "content": 3, "handler": 4, "metadata": 5}
 
 
 def test_front_matter_that_goes_on_after_the_beginning_is_too_long() -> None:
@@ -96,7 +92,7 @@ def test_front_matter_that_goes_on_after_the_beginning_is_too_long() -> None:
 )
 def test_what_is_not_read_is_named_with_its_line(source: str, code: str, line: int) -> None:
     with pytest.raises(InvalidFrontMatter) as caught:
-        front_matter.read(source, line=11)
+        read(split(b"\n" * 9 + f"---\n{source}---\n".encode()))
     assert (caught.value.diagnostic.code, caught.value.diagnostic.line) == (code, line + 10)
 
 

@@ -30,11 +30,20 @@ def test_values_are_the_text_that_the_file_has() -> None:
     }
 
 
-def test_a_colon_that_is_not_quoted_is_read_and_said_with_its_line() -> None:
-    parsed = read("---\nname: pdf\ndescription: Use when: a PDF is there\n---\n")
+def test_what_is_no_yaml_is_read_line_by_line_and_said_with_its_line() -> None:
+    parsed = read(
+        "---\nname: 'pdf'\ndescription: Use when: a PDF\n  is there\nmetadata:\n  a: b\n"
+        "disable-model-invocation: true # for users\nlicense: >-\n  MIT\n---\n"
+    )
     assert parsed.front is not None
-    assert parsed.front.description == "Use when: a PDF is there"
-    assert [(each.code, each.line) for each in parsed.diagnostics] == [("unquoted", 3)]
+    assert (parsed.front.name, parsed.front.description) == ("pdf", "Use when: a PDF is there")
+    assert (parsed.front.license, parsed.front.metadata) == ("MIT", {})
+    assert not parsed.front.model_invocable
+    (found, unknown) = parsed.diagnostics
+    assert (found.code, found.level, found.line) == ("yaml", "warning", 3)
+    assert "mapping values are not allowed" in found.reason
+    assert "Quote values that have a colon" in found.fix
+    assert unknown.code == "unknown-field"
 
 
 def test_a_skill_without_a_description_is_not_used() -> None:

@@ -52,7 +52,7 @@ _MOST_LISTED = 500
 _MOST_ENTRIES = 200
 _NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 # Where the YAML that hosts find in the file is none, or other than ours.
-_REFUSED = {"byte-order-mark", "blank-first-line", "dots", "unquoted", "no-name"}
+_REFUSED = {"byte-order-mark", "blank-first-line", "dots", "yaml", "key", "no-name"}
 _REFUSAL = Diagnostic(
     "refused-by-hosts",
     "note",
