@@ -66,19 +66,18 @@ told: ContextVar[Mapping[str, Path]] = ContextVar("told")
 # Words that people know from other programs, and what is written here.
 _MEANT = {"help": "--help", "version": "--version", "exec": "shell", "run": "shell", "ps": "ls"}
 _MEANT |= {"delete": "rm", "remove": "rm", "kill": "stop", "start": "serve", "ssh": "shell"}
-# Commands and options of the version before, and what to use instead; a row is left out one version
-# later.
+# Commands and options of the version before, and what to use instead, for one version.
 _GONE = {
-    "images recipe": "docs/sandboxes.md (Your own image) has the Dockerfile to begin with",
-    "skills fix": "`mcp-sandbox skills validate` names each line and what to write there",
-    "skills validate --format": "`--json` prints what `--format json` did",
-    "skills test": "copy its folder into a chat by `mcp-sandbox cp`, and run its tests there by "
-    "`mcp-sandbox shell`",
-    "skills update --undo": "no former version is kept: remove the skill, and add the older one "
-    "(owner/repo/path@REF)",
-    "skills add --no-sandbox": "no sandbox is asked any more, so leave it out",
-    "skills doctor --no-sandbox": "no sandbox is asked any more, so leave it out",
-    "skills doctor --backend": "no sandbox is asked any more, so leave it out",
+    "images recipe": "it printed a Dockerfile; docs/sandboxes.md (Your own image) has one",
+    "skills fix": "it mended front matter; `mcp-sandbox skills validate` says for each line how",
+    "skills validate --format": "`--json` prints what `--format json` did; nothing prints SARIF",
+    "skills test": "it ran a skill's tests; copy its folder into a chat by `mcp-sandbox cp`, and "
+    "run them there by `mcp-sandbox shell`",
+    "skills update --undo": "it brought the former version back; remove the skill, and "
+    "add the older one (owner/repo/path@REF)",
+    "skills add --no-sandbox": "no sandbox is asked any more what it lacks; leave it out",
+    "skills doctor --no-sandbox": "no sandbox is asked any more what it lacks; leave it out",
+    "skills doctor --backend": "no sandbox is asked any more what it lacks; leave it out",
 }
 
 

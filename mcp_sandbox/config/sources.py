@@ -67,7 +67,7 @@ _SANDBOX_EXEC = (
 )
 _BOUNDS = {"ge": "at least", "gt": "more than", "le": "at most"}
 # Settings of the version before: what they did, what to use instead, and the values that protected
-# something, with which nothing starts. A row is left out one version later.
+# something, with which nothing starts. For one version.
 _REMOVED: Mapping[str, tuple[str, str, frozenset[str]]] = {
     "skills.narrow": (
         "the allowed-tools of a skill refuse no calls any more",

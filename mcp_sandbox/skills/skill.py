@@ -17,6 +17,10 @@ from urllib.parse import quote
 SCHEME = "skill://"
 DOCUMENT = "SKILL.md"
 _LOWER = DOCUMENT.lower()
+SCRIPT_ENDINGS = (
+    *(".bash", ".bat", ".cjs", ".cmd", ".go", ".js", ".lua", ".mjs", ".php", ".pl", ".ps1", ".py"),
+    *(".r", ".rb", ".sh", ".ts", ".zsh"),
+)
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 Level = Literal["error", "warning", "note"]
 FileKind = Literal["text", "binary"]

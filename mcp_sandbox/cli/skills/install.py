@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Iterable, Iterator
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -25,7 +25,7 @@ from mcp_sandbox.cli.options import (
 from mcp_sandbox.cli.skills import check as tables
 from mcp_sandbox.cli.skills.check import User
 from mcp_sandbox.errors import AlreadyExists, InvalidArgument, SandboxError, UnusableSkill
-from mcp_sandbox.skills.skill import DOCUMENT, FrontMatter
+from mcp_sandbox.skills.skill import DOCUMENT, SCRIPT_ENDINGS, FrontMatter
 
 if TYPE_CHECKING:
     from mcp_sandbox.skills.supply.fetch import FetchedSkill
@@ -33,10 +33,6 @@ if TYPE_CHECKING:
     from mcp_sandbox.skills.supply.tree import Tree
     from mcp_sandbox.skills.validate import ExaminedSkill
 
-_SCRIPT_ENDINGS = frozenset(
-    {".bash", ".bat", ".cjs", ".cmd", ".go", ".js", ".lua", ".mjs", ".php", ".pl", ".ps1", ".py"}
-    | {".r", ".rb", ".sh", ".ts", ".zsh"}
-)
 _NOTHING = "nothing was {}; --yes does it without asking"
 Name = Annotated[str, typer.Argument(metavar="NAME", help="An installed skill.")]
 
@@ -190,10 +186,8 @@ def _changes(old: "Tree", new: "Tree") -> Iterator[tuple[str, bool]]:
 
 
 def _is_script(path: str, tree: "Tree") -> bool:
-    file, ending = tree.get(path), PurePosixPath(path).suffix.lower()
-    return file is not None and (
-        file.executable or ending in _SCRIPT_ENDINGS or file.data.startswith(b"#!")
-    )
+    file, named_so = tree.get(path), path.lower().endswith(SCRIPT_ENDINGS)
+    return file is not None and (named_so or file.executable or file.data.startswith(b"#!"))
 
 
 def _examined(incoming: "FetchedSkill") -> "ExaminedSkill":

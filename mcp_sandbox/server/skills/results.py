@@ -21,7 +21,7 @@ from mcp_sandbox.sessions.skill_pins import Activation
 from mcp_sandbox.skills.catalogue import MOST_OF_A_DESCRIPTION, call_name, cut_short, one_line
 from mcp_sandbox.skills.declared import Need
 from mcp_sandbox.skills.search import Page, PageItem
-from mcp_sandbox.skills.skill import DOCUMENT, SkillFile
+from mcp_sandbox.skills.skill import DOCUMENT, SCRIPT_ENDINGS, SkillFile
 
 _WHAT: dict[Need, str] = {
     "command": "command",
@@ -36,7 +36,6 @@ _BASE64_BYTES = _PAGE_BYTES // 4 * 3
 # With our own words still below what Claude takes whole.
 _MOST_BODY_BYTES = 450_000
 _FILES_BYTES = 30_000
-_SCRIPTS = (".py", ".sh", ".bash", ".js", ".mjs", ".cjs", ".ts", ".rb", ".pl", ".ps1")
 _IN_META = ("uri", "name", "digest", "repeated", "unchecked", "drift")
 _OWN_FOLDER = ("{baseDir}", "${CLAUDE_SKILL_DIR}", "${CLAUDE_PLUGIN_ROOT}")
 
@@ -173,8 +172,9 @@ def _file_notes(got: Activation) -> Iterable[str]:
     more = f", and {len(others) - len(named)} more" if len(others) > len(named) else ""
     yield f"Its files, read with skill_activate and path: {', '.join(named)}{more}."
     scripts = (
-        file.path.endswith(_SCRIPTS) or (file.path.startswith("scripts/") and file.kind == "text")
-        for file in others
+        each.path.endswith(SCRIPT_ENDINGS)
+        or (each.path.startswith("scripts/") and each.kind == "text")
+        for each in others
     )
     if got.path_in_sandbox and any(scripts):
         yield "Run its scripts with exec by their interpreter (python3 F, bash F, node F), not ./F."
