@@ -123,7 +123,7 @@ def test_what_a_skill_declares_is_shown_before_it_is_agreed_to(run: Run, tmp_pat
     for said in ("requests (requirements.txt)", '{"by": "me"}', "Read, Bash(ls)"):
         assert said in offered
     shown = json.loads(run("show", "pdf", "--json").stdout)
-    assert shown["needs"] == ["requests (requirements.txt)"]
+    assert shown["needs"] == [{"need": "python", "name": "requests", "where": "requirements.txt"}]
     assert shown["metadata"] == {"by": "me"}
     assert shown["allowed_tools"] == ["Read", "Bash(ls)"]
 

@@ -122,6 +122,7 @@ def list_skills(
 
 def show(name: Skill, user: User = "local", as_json: AsJson = False) -> None:
     """Show one skill: what it says of itself, its files, where it came from, what is wrong."""
+    from mcp_sandbox.skills.declared import read_declared
     from mcp_sandbox.skills.library import SkillLibrary
     from mcp_sandbox.skills.supply.installed import InstalledSkills
     from mcp_sandbox.skills.validate import examine
@@ -142,6 +143,7 @@ def show(name: Skill, user: User = "local", as_json: AsJson = False) -> None:
     if as_json:
         facts["files"] = [asdict(file) for file in contents.files]
         facts["metadata"] = dict(skill.front.metadata)
+        facts["needs"] = [asdict(each) for each in read_declared(skill.front, examined.files)]
         facts["diagnostics"] = [asdict(each) for each in examined.diagnostics]
         print(json.dumps(facts))
         return
