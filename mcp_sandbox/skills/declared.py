@@ -24,8 +24,7 @@ Need = Literal["command", "python", "node"]
 
 DECLARING = ("requirements.txt", "package.json", "scripts/requirements.txt", "scripts/package.json")
 """The paths of files that declare something."""
-_MOST = 100
-_MOST_BYTES = 1 << 16
+_MOST, _MOST_BYTES = 100, 1 << 16
 _FIX = {"python": "pip install", "node": "npm install"}
 # Other text of an author must not get into our messages.
 _NAMES: Mapping[Need, re.Pattern[str]] = {
@@ -99,8 +98,9 @@ def _declared(front: FrontMatter, files: Mapping[str, bytes]) -> Iterator[tuple[
         else:
             yield from (("node", name, path) for name in _dependencies(text))
     yield from (("command", name, "metadata") for name in _bins(dict(front.metadata)))
-    for name in re.findall(r"`([^`\s]+)`", front.compatibility):
-        yield "command", name, "compatibility"
+    # In capitals it is a variable, such as `GITHUB_TOKEN`.
+    quoted = re.findall(r"`([^`\s]+)`", front.compatibility)
+    yield from (("command", name, "compatibility") for name in quoted if not name.isupper())
 
 
 def _dependencies(text: str) -> Sequence[str]:

@@ -46,7 +46,7 @@ def test_commands_are_what_metadata_requires_and_what_stands_between_backticks()
         "clawdbot": {"requires": {"bins": ["jq", "a b"], "env": ["KEY"]}, "bins": ["no"]},
         "requires": {"bins": "git, curl"},
     }
-    said = "Needs `jq`, `pdftotext` and `rm -rf x`."
+    said = "Needs `jq`, `pdftotext`, a `GITHUB_TOKEN` and `rm -rf x`."
     front = FrontMatter("pdf", "Does.", {}, compatibility=said, metadata=metadata)
     found = [(each.name, each.where) for each in read_declared(front, {})]
     assert found == [
