@@ -10,7 +10,7 @@ from mcp_sandbox.runner.calls.shell import memory_of, remembering
 from mcp_sandbox.runner.kernel import processes
 from mcp_sandbox.runner.kernel.native import close, signal
 from mcp_sandbox.runner.wire.protocol import OpError
-from mcp_sandbox.runner.workers.fork_server import FILES
+from mcp_sandbox.runner.workers.fork_server import FILES, WorkerHandle
 from mcp_sandbox.runner.workers.pool import describe_processes
 from mcp_sandbox.runner.workers.programs import drop_unwatched
 from mcp_sandbox.runner.workers.worker import BASH, remove_code
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from mcp_sandbox.runner.calls.plain import TextSearch
     from mcp_sandbox.runner.kernel.loop import Loop, Timer
     from mcp_sandbox.runner.wire.connection import Reply
-    from mcp_sandbox.runner.workers.fork_server import Notebook, WorkerHandle
+    from mcp_sandbox.runner.workers.fork_server import Notebook
     from mcp_sandbox.runner.workers.notebooks import Notebooks
     from mcp_sandbox.runner.workers.pool import Pool
     from mcp_sandbox.runner.workers.warm_shell import WarmShell
@@ -43,6 +43,10 @@ _TRY_AGAIN_S = 0.05
 _WEIGH_S = 0.2
 _LIVE_WINDOW = 512 * 1024  # Two pieces: one is read while the other is on its way.
 _MOST_UNTIL = 200
+_ELSEWHERE = (
+    "has ended, and left something running: what that prints went to its call, or goes where it "
+    "was redirected, and is not kept here; action=stop ends it"
+)
 _NO_START = (
     "Python could not be started here. Something under ~/.local that Python loads at start-up may "
     "be broken: see what `python3 -c pass` says, or look at *.pth and usercustomize.py there"
@@ -80,6 +84,8 @@ class Command:
         self._worker: WorkerHandle | Notebook | None = None
         # The process below which everything runs that the command has started.
         self.main: int | None = None
+        # After its end, the worker below which runs on what it has left.
+        self.keeper: WorkerHandle | None = None
         self.streams = Streams(loop, args, self.waits)
         self._deadline: Timer | None = None
         self._started = time.monotonic()
@@ -100,6 +106,13 @@ class Command:
     @property
     def has_ended(self) -> bool:
         return self._status is not None
+
+    def find_pids(self, tree: dict[int, int]) -> set[int]:
+        """Return what runs of it, or is left of it, in a map from `map_parents`."""
+        main = set[int]() if self.has_ended or self.main is None else {self.main}
+        worker = self.keeper if self.has_ended else self._worker
+        below = {worker.pid} if worker and worker.pid else main
+        return main | processes.find_descendants(main | below, tree)
 
     def start(self, code: bytes | None, stdin: bytes, *, more: bool) -> None:
         """Hand the job to a worker; OpError if it cannot be started.
@@ -207,20 +220,24 @@ class Command:
                 self._ended(signal.SIGKILL)
 
     def stop(self, number: int, grace_s: float) -> None:
-        """Signal its process group, and after `grace_s` kill what is left of its tree."""
-        if self._status is None and self.main and number != signal.SIGKILL:
-            self._stopped = True
-            processes.send(-self.main, number)
-        else:
-            grace_s = 0
-        worker, job = self._worker, self._job
+        """Signal its process group, or all it has left; after `grace_s` kill what is left then."""
+        pids = {-self.main} if self.main else set[int]()
+        if self.has_ended:
+            pids = self.find_pids(processes.map_parents())
+        if self.keeper and not self.released:
+            # The exit code was told, by its call.
+            self._status = number
+        self._stopped = self._stopped or bool(pids)
+        gently = pids and number != signal.SIGKILL
+        for pid in pids if gently else ():
+            processes.send(pid, number)
 
         def kill_rest() -> None:
             self.kill("stopped")
-            if self._status is not None and worker and worker.lingers and worker.job is job:
-                self._pool.kill(worker)
+            if self.keeper:
+                self._pool.kill(self.keeper)
 
-        self._loop.call_later(grace_s, kill_rest)
+        self._loop.call_later(grace_s if gently else 0, kill_rest)
 
     def _on_message(self, message: dict[str, Any]) -> None:
         if message["e"] == "begin":
@@ -248,8 +265,7 @@ class Command:
         """Kill it if what it has started holds more memory than this call may; else look again."""
         if self.has_ended or self.main is None:
             return
-        roots = [self.main, (self._worker and self._worker.pid) or self.main]
-        pids = {self.main, *processes.find_descendants(roots, processes.map_parents())}
+        pids = self.find_pids(processes.map_parents())
         ways, most = (processes.read_memory, processes.read_share_of_memory), self._args["memory"]
         if all(sum(map(read, pids)) > most for read in ways):
             self._out_of_memory = True
@@ -329,6 +345,9 @@ class Command:
         # Before the status is set: a text found in this last output is answered as still running.
         self.streams.drain()
         self._status, self.ended_at = status, time.monotonic()
+        if isinstance(self._worker, WorkerHandle) and self._worker.lingers:
+            self.keeper, self._worker.rest_ended = self._worker, self._rest_ended
+            self.ended_at = self.ended_at if self.released else float("inf")
         if self._why == "cancelled" or self._worker is None or self.released:
             # While other calls run, no change of a file can be assigned to this command.
             self._changed = dict.fromkeys(FILES)
@@ -343,6 +362,15 @@ class Command:
             self._standby.expect(self._job)
         else:
             self._standby.prepare_later()
+
+    def _rest_ended(self) -> None:
+        self.keeper = None
+        if not self.released:
+            # Its call has told the rest, too.
+            self._changed, self._of_shell = dict.fromkeys(FILES), []
+            self.ended_at = time.monotonic()
+            self._note(self)
+        self._answer(self.waits)
 
     def leave(self, wait: Wait) -> None:
         """Answer a call before the end. If it owns the command, that goes on without an owner."""
@@ -372,7 +400,7 @@ class Command:
         limit = None if self.has_ended else self._deadline
         result = {
             **self.row(),
-            "process": self.id if self.released else None,
+            "process": self.id if self.released or self._stopped else None,
             "duration_ms": round((min(self.ended_at, now) - self._started) * 1000),
             "left_s": max(0, round(limit.when - now)) if limit else None,
             **printed,
@@ -439,6 +467,8 @@ class Wait:
         self._reply = reply
         self._live = _LIVE_WINDOW if self.takes or args.get("live") else 0
         self._released = self.early = False
+        if command.has_ended and not command.released and op != "stop":
+            raise OpError("invalid", f"{command.id} {_ELSEWHERE}")
         if until := args.get("until"):
             from mcp_sandbox.runner.calls.plain import TextSearch  # noqa: PLC0415 - for these alone
 
@@ -476,7 +506,8 @@ class Wait:
             if self._search:
                 self._search.finds(name, b"\0")
             self.on_output(name, data)
-        if self._reply.is_open and self.command.has_ended:
+        ends_soon = self._op == "stop" and self.command.keeper
+        if self._reply.is_open and self.command.has_ended and not ends_soon:
             self.command.leave(self)
 
     def feed(self, data: bytes, *, more: bool) -> None:

@@ -247,6 +247,8 @@ class Pool:
         if freed.lingers:
             freed.lingers = False
             self._looking.plan()
+            ended, freed.rest_ended = freed.rest_ended, lambda: None
+            ended()
 
     def _lost(self, gone: WorkerHandle) -> None:
         self.spares.lose(gone)
