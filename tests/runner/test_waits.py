@@ -22,7 +22,7 @@ class Scripted:
     """A command as its waits and the table see it, and the reply to who waits for it."""
 
     is_open = runs = True
-    text, keeper, shell = "make", None, None
+    text, main, keeper, shell = "make", None, None, None
 
     def __init__(self, *, released: bool = True) -> None:
         self.waits: list[Wait] = []
@@ -43,9 +43,6 @@ class Scripted:
 
     def leave(self, _wait: Wait) -> None:
         self.answers += 1
-
-    def find_pids(self, _tree: dict[int, int]) -> set[int]:
-        return set()
 
     def row(self) -> dict[str, Any]:
         return {"id": self.id, "told": self.told}

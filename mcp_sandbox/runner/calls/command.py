@@ -10,7 +10,7 @@ from mcp_sandbox.runner.calls.shell import memory_of, remembering
 from mcp_sandbox.runner.kernel import processes
 from mcp_sandbox.runner.kernel.native import close, signal
 from mcp_sandbox.runner.wire.protocol import OpError
-from mcp_sandbox.runner.workers.fork_server import FILES, WorkerHandle
+from mcp_sandbox.runner.workers.fork_server import FILES, Notebook, WorkerHandle
 from mcp_sandbox.runner.workers.pool import describe_processes
 from mcp_sandbox.runner.workers.programs import drop_unwatched
 from mcp_sandbox.runner.workers.worker import BASH, remove_code
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from mcp_sandbox.runner.calls.plain import TextSearch
     from mcp_sandbox.runner.kernel.loop import Loop, Timer
     from mcp_sandbox.runner.wire.connection import Reply
-    from mcp_sandbox.runner.workers.fork_server import Notebook
     from mcp_sandbox.runner.workers.notebooks import Notebooks
     from mcp_sandbox.runner.workers.pool import Pool
     from mcp_sandbox.runner.workers.warm_shell import WarmShell
@@ -43,10 +42,7 @@ _TRY_AGAIN_S = 0.05
 _WEIGH_S = 0.2
 _LIVE_WINDOW = 512 * 1024  # Two pieces: one is read while the other is on its way.
 _MOST_UNTIL = 200
-_ELSEWHERE = (
-    "has ended, and left something running: what that prints went to its call, or goes where it "
-    "was redirected, and is not kept here; action=stop ends it"
-)
+_ELSEWHERE = "gave its output to its call; what it has left running prints where it was redirected"
 _NO_START = (
     "Python could not be started here. Something under ~/.local that Python loads at start-up may "
     "be broken: see what `python3 -c pass` says, or look at *.pth and usercustomize.py there"
@@ -85,7 +81,7 @@ class Command:
         # The process below which everything runs that the command has started.
         self.main: int | None = None
         # After its end, the worker below which runs on what it has left.
-        self.keeper: WorkerHandle | None = None
+        self.keeper: int | None = None
         self.streams = Streams(loop, args, self.waits)
         self._deadline: Timer | None = None
         self._started = time.monotonic()
@@ -107,13 +103,6 @@ class Command:
     def has_ended(self) -> bool:
         return self._status is not None
 
-    def find_pids(self, tree: dict[int, int]) -> set[int]:
-        """Return what runs of it, or is left of it, in a map from `map_parents`."""
-        main = set[int]() if self.has_ended or self.main is None else {self.main}
-        worker = self.keeper if self.has_ended else self._worker
-        below = {worker.pid} if worker and worker.pid else main
-        return main | processes.find_descendants(main | below, tree)
-
     def start(self, code: bytes | None, stdin: bytes, *, more: bool) -> None:
         """Hand the job to a worker; OpError if it cannot be started.
 
@@ -122,12 +111,11 @@ class Command:
         self._born_since = processes.read_clock_ticks()
         self._kills_before = self._pool.memory.count_kills()
         self._note(self)
-        self._job = self._describe()
+        self._job = _describe(self.id, self._args)
         begin = (code or b"")[:_SHOWN_BYTES].decode("utf-8", "replace")
         text = " ".join(self._job["argv"]) if code is None else begin
         self.text = " ".join(text.split())[:_SHOWN_CHARS]
-        limit_s = self._args["timeout_s"]
-        if limit_s is not None:
+        if (limit_s := self._args["timeout_s"]) is not None:
             self._deadline = self._loop.call_later(limit_s, lambda: self.kill("timeout"))
         if self.shell:
             given, cwd = self._args["given"], self._args["moves"]
@@ -168,35 +156,15 @@ class Command:
         if not has_room or self._notebooks.is_ending(self._job["notebook"]):
             self._loop.call_later(_SETTLE_S, self._launch)
             return
-        self._begun = False
+        self._begun, given = False, (self._job, self.streams.theirs, self._on_message)
         try:
             if self._job["notebook"]:
-                start, fds = self._notebooks.start, self.streams.theirs
-                self._worker = self._notebook = start(self._job, fds, self._on_message)
+                self._worker = self._notebook = self._notebooks.start(*given)
                 return
             is_python = self._args.get("language") == "python"
-            self._worker = self._pool.start(
-                self._job, self.streams.theirs, self._on_message, is_python=is_python
-            )
+            self._worker = self._pool.start(*given, is_python=is_python)
         except OpError as exc:
             self._failed(exc.code, exc.message)
-
-    def _describe(self) -> dict[str, Any]:
-        keep = ("cwd", "env", "workspace", "grow", "name", "kept", "notebook", "tty", "timeout_s")
-        job = {"id": self.id, **{key: self._args.get(key) for key in (*keep, "memory")}}
-        if job["tty"]:
-            # Python's own editor of lines indents what is typed once more.
-            own = {"TERM": "xterm-256color", "PYTHON_BASIC_REPL": "1"}
-            job["env"] = own | drop_unwatched(self._args["env"])
-        language = self._args.get("language")
-        argv = _ARGV[language] if language else self._args["argv"]
-        if self._args.get("is_script"):
-            argv = [*argv, os.path.join(self._args["workspace"], "bash")]
-        # A full path: PATH begins with directories that would be searched first.
-        program = "/bin/bash" if language == "bash" else argv[0]
-        gated = language == "bash"
-        job["shell"] = memory_of(self.shell) if self.shell else None
-        return {**job, "op": "command", "program": program, "argv": argv, "gated": gated}
 
     def type(self, text: str, key: str | None) -> None:
         """Type on its terminal; OpError if it has none or has ended."""
@@ -208,8 +176,10 @@ class Command:
             keyboard.interrupt(self.main)
 
     def kill(self, why: str) -> None:
-        """Kill it with all that it has started; `why` appears in the result."""
-        if self._why is None and self._status is None:
+        """Kill it, or what it has left, with all of its tree; `why` appears in the result."""
+        if self.keeper:
+            self._pool.kill(self.keeper)
+        elif self._why is None and self._status is None:
             self._why = why
             target = self._worker or self.main
             if self._notebook and target is self._notebook:
@@ -221,23 +191,14 @@ class Command:
 
     def stop(self, number: int, grace_s: float) -> None:
         """Signal its process group, or all it has left; after `grace_s` kill what is left then."""
-        pids = {-self.main} if self.main else set[int]()
-        if self.has_ended:
-            pids = self.find_pids(processes.map_parents())
-        if self.keeper and not self.released:
-            # The exit code was told, by its call.
-            self._status = number
+        pids = {-self.main} if self.main and not self.has_ended else set[int]()
+        if self.keeper:
+            pids = processes.find_descendants([self.keeper], processes.map_parents())
         self._stopped = self._stopped or bool(pids)
         gently = pids and number != signal.SIGKILL
         for pid in pids if gently else ():
             processes.send(pid, number)
-
-        def kill_rest() -> None:
-            self.kill("stopped")
-            if self.keeper:
-                self._pool.kill(self.keeper)
-
-        self._loop.call_later(grace_s if gently else 0, kill_rest)
+        self._loop.call_later(grace_s if gently else 0, lambda: self.kill("stopped"))
 
     def _on_message(self, message: dict[str, Any]) -> None:
         if message["e"] == "begin":
@@ -265,7 +226,8 @@ class Command:
         """Kill it if what it has started holds more memory than this call may; else look again."""
         if self.has_ended or self.main is None:
             return
-        pids = self.find_pids(processes.map_parents())
+        roots = [self.main, (self._worker and self._worker.pid) or self.main]
+        pids = {self.main, *processes.find_descendants(roots, processes.map_parents())}
         ways, most = (processes.read_memory, processes.read_share_of_memory), self._args["memory"]
         if all(sum(map(read, pids)) > most for read in ways):
             self._out_of_memory = True
@@ -346,7 +308,7 @@ class Command:
         self.streams.drain()
         self._status, self.ended_at = status, time.monotonic()
         if isinstance(self._worker, WorkerHandle) and self._worker.lingers:
-            self.keeper, self._worker.rest_ended = self._worker, self._rest_ended
+            self.keeper, self._worker.rest_ended = self._worker.pid, self._rest_ended
             self.ended_at = self.ended_at if self.released else float("inf")
         if self._why == "cancelled" or self._worker is None or self.released:
             # While other calls run, no change of a file can be assigned to this command.
@@ -366,9 +328,9 @@ class Command:
     def _rest_ended(self) -> None:
         self.keeper = None
         if not self.released:
-            # Its call has told the rest, too.
+            # Its call has told these, and its exit code.
             self._changed, self._of_shell = dict.fromkeys(FILES), []
-            self.ended_at = time.monotonic()
+            self._status, self.ended_at = -1, time.monotonic()
             self._note(self)
         self._answer(self.waits)
 
@@ -443,6 +405,24 @@ class Command:
         self.streams.close(read_on=bool(self._worker))
         if self._worker:
             self._worker.listener = None
+
+
+def _describe(number: str, args: dict[str, Any]) -> dict[str, Any]:
+    """Return the job of a command for a worker."""
+    keep = ("cwd", "env", "workspace", "grow", "name", "kept", "notebook", "tty", "timeout_s")
+    job = {"id": number, **{key: args.get(key) for key in (*keep, "memory")}}
+    if job["tty"]:
+        # Python's own editor of lines indents what is typed once more.
+        own = {"TERM": "xterm-256color", "PYTHON_BASIC_REPL": "1"}
+        job["env"] = own | drop_unwatched(args["env"])
+    language, shell = args.get("language"), args.get("shell")
+    argv = _ARGV[language] if language else args["argv"]
+    if args.get("is_script"):
+        argv = [*argv, os.path.join(args["workspace"], "bash")]
+    # A full path: PATH begins with directories that would be searched first.
+    program = "/bin/bash" if language == "bash" else argv[0]
+    job |= {"shell": memory_of(shell) if shell else None, "gated": language == "bash"}
+    return {**job, "op": "command", "program": program, "argv": argv}
 
 
 class Wait:

@@ -53,13 +53,10 @@ class ProcessTable:
             return
         if command.has_ended:
             self._ended[command.id] = command
-            for old in [*self._ended.values()][:-_MOST_ENDED]:
-                if not old.keeper:
-                    del self._ended[old.id]
+            self._forget_old()
             if not command.told:
                 self._on_end(command.row())
-        if command.released:
-            self._changed()
+        self._changed()
 
     def _enter(self, command: Command) -> None:
         shell = command.shell
@@ -109,9 +106,8 @@ class ProcessTable:
         return [each.row() for each in self._ended.values() if not each.told]
 
     def tell(self, numbers: list[str]) -> None:
-        for number in numbers:
-            if number in self._ended:
-                self._ended[number].told = True
+        for each in filter(None, map(self._ended.get, numbers)):
+            each.told = True
 
     def rows(self) -> list[dict[str, Any]]:
         """Return all rows, the newest last, with the memory of what runs in bytes."""
@@ -119,12 +115,13 @@ class ProcessTable:
         tree, rows = processes.map_parents(), []
         for each in [*self._ended.values(), *self._running.values()]:
             left = {"running": True, "of": "left running"} if each.keeper else {}
-            memory = sum(map(processes.read_memory, each.find_pids(tree)))
-            rows.append({**each.row(), **left, "memory": memory})
+            top = each.keeper or each.main or -1
+            pids = {each.main or -1, *processes.find_descendants([top], tree)}
+            rows.append({**each.row(), **left, "memory": sum(map(processes.read_memory, pids))})
         return rows
 
     def _forget_old(self) -> None:
         oldest = time.monotonic() - _ENDED_S
-        for each in [*self._ended.values()]:
-            if each.ended_at < oldest and not each.keeper:
+        for at, each in enumerate(reversed([*self._ended.values()])):
+            if not each.keeper and (at >= _MOST_ENDED or each.ended_at < oldest):
                 del self._ended[each.id]
