@@ -2,6 +2,7 @@
 
 import string
 from collections.abc import AsyncGenerator
+from contextlib import suppress
 from functools import partial
 
 import anyio
@@ -13,7 +14,7 @@ from mcp.types import TextContent
 
 from mcp_sandbox.app.chats import open_manager
 from mcp_sandbox.config import Config
-from mcp_sandbox.errors import Busy, SandboxError
+from mcp_sandbox.errors import Busy, NotFound, SandboxError
 from mcp_sandbox.models import ExecResult
 from mcp_sandbox.server.identity import make_session_finder
 from mcp_sandbox.server.server import build_server
@@ -34,8 +35,10 @@ async def session(emptied: Session) -> AsyncGenerator[Session]:
     """The shared chat, without notebooks."""
     yield emptied
     for row in await emptied.processes.list():
-        if row.running:
-            await emptied.processes.stop(row.id, "KILL")
+        # What a call has left running may end by itself.
+        with suppress(NotFound):
+            if row.running:
+                await emptied.processes.stop(row.id, "KILL")
 
 
 async def run(
