@@ -2,6 +2,7 @@
 
 import string
 from collections.abc import AsyncGenerator
+from contextlib import suppress
 from functools import partial
 
 import anyio
@@ -13,14 +14,14 @@ from mcp.types import TextContent
 
 from mcp_sandbox.app.chats import open_manager
 from mcp_sandbox.config import Config
-from mcp_sandbox.errors import Busy, SandboxError
+from mcp_sandbox.errors import Busy, NotFound, SandboxError
 from mcp_sandbox.models import ExecResult
 from mcp_sandbox.server.identity import make_session_finder
 from mcp_sandbox.server.server import build_server
 from mcp_sandbox.sessions.manager import SessionManager
 from mcp_sandbox.sessions.session import Session
 from tests.contract.conftest import CHAT
-from tests.server.scripted import one_chat
+from tests.server.scripted import one_chat, text_of
 from tests.streams import printing
 
 
@@ -34,8 +35,10 @@ async def session(emptied: Session) -> AsyncGenerator[Session]:
     """The shared chat, without notebooks."""
     yield emptied
     for row in await emptied.processes.list():
-        if row.running:
-            await emptied.processes.stop(row.id, "KILL")
+        # What a call has left running may end by itself.
+        with suppress(NotFound):
+            if row.running:
+                await emptied.processes.stop(row.id, "KILL")
 
 
 async def run(
@@ -115,6 +118,68 @@ async def test_commands_of_other_notebooks_work_where_a_cell_is_no_python(sessio
     assert (await run(session, "%pip --version")).stdout.startswith("pip ")
     plain = await run(session, "text = '''\n!ls\n%cd x'''\nprint(7\n% 4)")
     assert plain.stdout == "3\n"
+
+
+FILLED = [
+    ("x = !echo a; echo 'b c'\nx", "['a', 'b c']\n"),
+    ("if True:\n    y = !printf 'no end'\ny", "['no end']\n"),
+    ("n, d = 4, {'k': [1.5]}\n!echo {n} $n $n, {d['k'][0]:.2f} {n + 1}", "4 4 4, 1.50 5\n"),
+    ("!echo '{a,b}' {a,b} ${n} {unknown} $unknown; n=5; echo ${n}", "{a,b} a b {unknown}\n5\n"),
+    ("!for n in 1 2; do echo $n; done; echo 'x y' | awk '{print $2}'", "1\n2\ny\n"),
+    ("def f(arg):\n    out = !echo {arg}\n    return out\nf(7)", "['7']\n"),
+    ("%cd {'/' + d.__class__.__name__[:0]}\n!pwd", "/\n"),
+]
+
+
+async def test_commands_give_lines_and_take_values_of_the_notebook(session: Session) -> None:
+    for code, stdout in FILLED:
+        result = await run(session, code)
+        assert (result.stdout, result.stderr, result.exit_code) == (stdout, "", 0), code
+    failed = await run(session, "x = !echo out; echo err >&2; exit 3\nx")
+    assert (failed.stdout, failed.stderr.split("\n")[0]) == ("['out']\n", "err")
+
+
+POOLS = """
+import multiprocessing, math
+from concurrent.futures import ProcessPoolExecutor
+def double(n): return 2 * n
+spawn = multiprocessing.get_context("spawn")
+"""
+
+
+async def test_a_pool_of_new_processes_says_what_it_lacks_and_does_the_rest(
+    session: Session,
+) -> None:
+    await run(session, POOLS)
+    for made in ("spawn.Pool(2)", "ProcessPoolExecutor(2, mp_context=spawn)"):
+        with anyio.fail_after(25):
+            result = await run(session, f"with {made} as pool: list(pool.map(double, [1, 2]))")
+        assert "do not have what cells define: use multiprocessing.get_context" in result.stderr
+        result = await run(session, f"with {made} as p: print(*p.map(math.sqrt, [4, 9]))")
+        assert (result.stdout, result.stderr) == ("2.0 3.0\n", "")
+
+
+@pytest.mark.parametrize(
+    ("code", "way"),
+    [
+        (
+            "from IPython.display import display, HTML",
+            "in a notebook, display(value) needs no import",
+        ),
+        ("get_ipython().system('ls')", "in a notebook, display(value) needs no import"),
+        (
+            "name = input('Name: ')",
+            "a cell reads no input: put values into its code; or this needs",
+        ),
+    ],
+)
+async def test_what_a_notebook_has_not_is_told_with_what_it_has(
+    manager: SessionManager, session: Session, code: str, way: str
+) -> None:
+    server = build_server(make_session_finder(one_chat(CHAT), manager.session))
+    async with Client(server, mode="legacy") as client:
+        result = await client.call_tool("run_code", {"code": code, "notebook": "a"})
+        assert way in text_of(result)
 
 
 async def test_other_magics_are_refused_with_the_python_way(session: Session) -> None:

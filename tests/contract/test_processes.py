@@ -11,8 +11,8 @@ import pytest
 from mcp_sandbox.app.chats import open_manager
 from mcp_sandbox.config import Config, LimitsConfig
 from mcp_sandbox.errors import Busy, CommandFailed, InvalidArgument, NotFound
-from mcp_sandbox.models import ProcessRow
-from mcp_sandbox.server.results import format_exec
+from mcp_sandbox.models import ExecResult, ProcessRow
+from mcp_sandbox.server.results import format_exec, format_processes
 from mcp_sandbox.sessions.manager import SessionManager
 from mcp_sandbox.sessions.session import Session
 from tests.contract.conftest import CHAT
@@ -499,3 +499,93 @@ async def test_a_fork_bomb_that_goes_on_makes_room_for_the_next_call(
         assert ended.running
         assert (await session.exec("echo fine")).stdout == "fine\n"
         assert (await row(session, begun.process)).signal == "SIGKILL"
+
+
+def said(ended: ExecResult) -> str:
+    return text_of(format_exec(ended, known=True))
+
+
+@pytest.fixture
+def session(emptied: Session, backend_name: str) -> Session:
+    """The shared chat, where the kernel tells of a process whose it was."""
+    if backend_name == "docker-runsc":
+        pytest.skip("gVisor does not")
+    return emptied
+
+
+async def left_running(session: Session) -> list[ProcessRow]:
+    return [each for each in await session.processes.list() if each.of == "left running"]
+
+
+DAEMON = "os.fork() and sys.exit(); os.setsid(); os.fork() and sys.exit(); os.execlp(*2 * ['sleep']"
+DAEMON = f"python3 -c \"import os, sys; {DAEMON}, '86320')\""
+
+
+@pytest.mark.parametrize("command", ["sleep 86320 &", "setsid sleep 86320 &", DAEMON])
+async def test_what_a_call_has_left_running_is_listed_and_stopped(
+    session: Session, command: str
+) -> None:
+    await session.exec(f"touch new; echo told; {command}")
+    (left,) = await left_running(session)
+    line = f"{left.id}  running  0 s  {left.memory_bytes >> 20} MiB  (left running)  touch new; "
+    assert line in text_of(format_processes([left]))
+    assert left.memory_bytes > 0
+    with pytest.raises(InvalidArgument, match=f"{left.id} gave its output to its call; "):
+        await session.processes.wait(left.id)
+    ended = await session.processes.stop(left.id)
+    assert re.fullmatch(rf"\(no output\)\n\[{left.id} has ended after \d s: stopped\]", said(ended))
+    assert (await session.exec("pgrep -fc '^sleep 8632[0]'")).stdout == "0\n"
+    assert await left_running(session) == []
+    with pytest.raises(NotFound, match=f"no process '{left.id}'"):
+        await session.processes.stop(left.id)
+
+
+async def test_a_call_has_one_row_for_all_that_it_has_left(session: Session) -> None:
+    deaf = "trap '' TERM; touch deaf; while :; do sleep 0.05; done"
+    many = "for n in {1..100}; do sleep 86321 & done"
+    await session.exec(f'{many}; setsid bash -c "{deaf}" & until [ -e deaf ]; do sleep 0.02; done')
+    (left,) = await left_running(session)
+    assert (await session.processes.stop(left.id, grace_s=0.2)).stopped
+    assert (await session.exec("pgrep -fc '^sleep 8632[1]|touch dea[f]'")).stdout == "0\n"
+
+
+async def test_what_a_call_has_left_running_may_end_politely_or_by_itself(session: Session) -> None:
+    polite = "trap 'touch bye; exit' INT; touch ready; while :; do sleep 0.02; done"
+    await session.exec(f"({polite}) & until [ -e ready ]; do sleep 0.02; done")
+    (left,) = await left_running(session)
+    assert (await session.processes.stop(left.id, "INT", grace_s=20)).stopped
+    assert (await session.glob("bye")).paths
+    await session.exec(f"({UNTIL_TOLD}) &")
+    (left,) = await left_running(session)
+    await session.write_file("go", "")
+
+    async def is_gone() -> bool:
+        return not await left_running(session)
+
+    await seen(is_gone)
+    assert left.id not in [each.id for each in await session.processes.list()]
+    assert await session.take_notices() == []
+
+
+async def test_what_has_a_row_of_its_own_is_not_listed_as_left(session: Session) -> None:
+    begun = await session.exec("setsid sleep 86322 & echo ready; sleep 86322", until="ready")
+    child = "import subprocess; child = subprocess.Popen(['sleep', '86322'])"
+    await session.run_code(child, notebook="n")
+    await session.exec("cd /tmp", shell="s")
+    assert await left_running(session) == []
+    assert (await row(session, "n")).running
+    await session.processes.stop("n")
+    await session.processes.stop(begun.process or "", "KILL")
+
+
+async def test_a_process_that_has_ended_is_listed_while_something_of_it_runs(
+    session: Session,
+) -> None:
+    begun = await session.exec(f"setsid sleep 86323 & {UNTIL_TOLD} exit 3", wait_s=0)
+    await session.write_file("go", "")
+    assert (await session.processes.wait(begun.process or "")).exit_code == 3
+    assert [each.id for each in await left_running(session)] == [begun.process]
+    stopped = await session.processes.stop(begun.process or "")
+    assert (stopped.stopped, stopped.exit_code) == (True, 3)
+    assert not (await row(session, begun.process)).running
+    assert (await session.exec("pgrep -fc '^sleep 8632[3]'")).stdout == "0\n"

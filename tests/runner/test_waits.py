@@ -22,7 +22,7 @@ class Scripted:
     """A command as its waits and the table see it, and the reply to who waits for it."""
 
     is_open = runs = True
-    text, main, shell = "make", None, None
+    text, main, keeper, shell = "make", None, None, None
 
     def __init__(self, *, released: bool = True) -> None:
         self.waits: list[Wait] = []

@@ -10,7 +10,7 @@ from mcp_sandbox.runner.calls.shell import memory_of, remembering
 from mcp_sandbox.runner.kernel import processes
 from mcp_sandbox.runner.kernel.native import close, signal
 from mcp_sandbox.runner.wire.protocol import OpError
-from mcp_sandbox.runner.workers.fork_server import FILES
+from mcp_sandbox.runner.workers.fork_server import FILES, Notebook, WorkerHandle
 from mcp_sandbox.runner.workers.pool import describe_processes
 from mcp_sandbox.runner.workers.programs import drop_unwatched
 from mcp_sandbox.runner.workers.worker import BASH, remove_code
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from mcp_sandbox.runner.calls.plain import TextSearch
     from mcp_sandbox.runner.kernel.loop import Loop, Timer
     from mcp_sandbox.runner.wire.connection import Reply
-    from mcp_sandbox.runner.workers.fork_server import Notebook, WorkerHandle
     from mcp_sandbox.runner.workers.notebooks import Notebooks
     from mcp_sandbox.runner.workers.pool import Pool
     from mcp_sandbox.runner.workers.warm_shell import WarmShell
@@ -43,6 +42,7 @@ _TRY_AGAIN_S = 0.05
 _WEIGH_S = 0.2
 _LIVE_WINDOW = 512 * 1024  # Two pieces: one is read while the other is on its way.
 _MOST_UNTIL = 200
+_ELSEWHERE = "gave its output to its call; what it has left running prints where it was redirected"
 _NO_START = (
     "Python could not be started here. Something under ~/.local that Python loads at start-up may "
     "be broken: see what `python3 -c pass` says, or look at *.pth and usercustomize.py there"
@@ -80,6 +80,8 @@ class Command:
         self._worker: WorkerHandle | Notebook | None = None
         # The process below which everything runs that the command has started.
         self.main: int | None = None
+        # After its end, the worker below which runs on what it has left.
+        self.keeper: int | None = None
         self.streams = Streams(loop, args, self.waits)
         self._deadline: Timer | None = None
         self._started = time.monotonic()
@@ -109,12 +111,11 @@ class Command:
         self._born_since = processes.read_clock_ticks()
         self._kills_before = self._pool.memory.count_kills()
         self._note(self)
-        self._job = self._describe()
+        self._job = _describe(self.id, self._args)
         begin = (code or b"")[:_SHOWN_BYTES].decode("utf-8", "replace")
         text = " ".join(self._job["argv"]) if code is None else begin
         self.text = " ".join(text.split())[:_SHOWN_CHARS]
-        limit_s = self._args["timeout_s"]
-        if limit_s is not None:
+        if (limit_s := self._args["timeout_s"]) is not None:
             self._deadline = self._loop.call_later(limit_s, lambda: self.kill("timeout"))
         if self.shell:
             given, cwd = self._args["given"], self._args["moves"]
@@ -155,35 +156,15 @@ class Command:
         if not has_room or self._notebooks.is_ending(self._job["notebook"]):
             self._loop.call_later(_SETTLE_S, self._launch)
             return
-        self._begun = False
+        self._begun, given = False, (self._job, self.streams.theirs, self._on_message)
         try:
             if self._job["notebook"]:
-                start, fds = self._notebooks.start, self.streams.theirs
-                self._worker = self._notebook = start(self._job, fds, self._on_message)
+                self._worker = self._notebook = self._notebooks.start(*given)
                 return
             is_python = self._args.get("language") == "python"
-            self._worker = self._pool.start(
-                self._job, self.streams.theirs, self._on_message, is_python=is_python
-            )
+            self._worker = self._pool.start(*given, is_python=is_python)
         except OpError as exc:
             self._failed(exc.code, exc.message)
-
-    def _describe(self) -> dict[str, Any]:
-        keep = ("cwd", "env", "workspace", "grow", "name", "kept", "notebook", "tty", "timeout_s")
-        job = {"id": self.id, **{key: self._args.get(key) for key in (*keep, "memory")}}
-        if job["tty"]:
-            # Python's own editor of lines indents what is typed once more.
-            own = {"TERM": "xterm-256color", "PYTHON_BASIC_REPL": "1"}
-            job["env"] = own | drop_unwatched(self._args["env"])
-        language = self._args.get("language")
-        argv = _ARGV[language] if language else self._args["argv"]
-        if self._args.get("is_script"):
-            argv = [*argv, os.path.join(self._args["workspace"], "bash")]
-        # A full path: PATH begins with directories that would be searched first.
-        program = "/bin/bash" if language == "bash" else argv[0]
-        gated = language == "bash"
-        job["shell"] = memory_of(self.shell) if self.shell else None
-        return {**job, "op": "command", "program": program, "argv": argv, "gated": gated}
 
     def type(self, text: str, key: str | None) -> None:
         """Type on its terminal; OpError if it has none or has ended."""
@@ -195,8 +176,10 @@ class Command:
             keyboard.interrupt(self.main)
 
     def kill(self, why: str) -> None:
-        """Kill it with all that it has started; `why` appears in the result."""
-        if self._why is None and self._status is None:
+        """Kill it, or what it has left, with all of its tree; `why` appears in the result."""
+        if self.keeper:
+            self._pool.kill(self.keeper)
+        elif self._why is None and self._status is None:
             self._why = why
             target = self._worker or self.main
             if self._notebook and target is self._notebook:
@@ -207,20 +190,15 @@ class Command:
                 self._ended(signal.SIGKILL)
 
     def stop(self, number: int, grace_s: float) -> None:
-        """Signal its process group, and after `grace_s` kill what is left of its tree."""
-        if self._status is None and self.main and number != signal.SIGKILL:
-            self._stopped = True
-            processes.send(-self.main, number)
-        else:
-            grace_s = 0
-        worker, job = self._worker, self._job
-
-        def kill_rest() -> None:
-            self.kill("stopped")
-            if self._status is not None and worker and worker.lingers and worker.job is job:
-                self._pool.kill(worker)
-
-        self._loop.call_later(grace_s, kill_rest)
+        """Signal its process group, or all it has left; after `grace_s` kill what is left then."""
+        pids = {-self.main} if self.main and not self.has_ended else set[int]()
+        if self.keeper:
+            pids = processes.find_descendants([self.keeper], processes.map_parents())
+        self._stopped = self._stopped or bool(pids)
+        gently = pids and number != signal.SIGKILL
+        for pid in pids if gently else ():
+            processes.send(pid, number)
+        self._loop.call_later(grace_s if gently else 0, lambda: self.kill("stopped"))
 
     def _on_message(self, message: dict[str, Any]) -> None:
         if message["e"] == "begin":
@@ -329,6 +307,9 @@ class Command:
         # Before the status is set: a text found in this last output is answered as still running.
         self.streams.drain()
         self._status, self.ended_at = status, time.monotonic()
+        if isinstance(self._worker, WorkerHandle) and self._worker.lingers:
+            self.keeper, self._worker.rest_ended = self._worker.pid, self._rest_ended
+            self.ended_at = self.ended_at if self.released else float("inf")
         if self._why == "cancelled" or self._worker is None or self.released:
             # While other calls run, no change of a file can be assigned to this command.
             self._changed = dict.fromkeys(FILES)
@@ -343,6 +324,15 @@ class Command:
             self._standby.expect(self._job)
         else:
             self._standby.prepare_later()
+
+    def _rest_ended(self) -> None:
+        self.keeper = None
+        if not self.released:
+            # Its call has told these, and its exit code.
+            self._changed, self._of_shell = dict.fromkeys(FILES), []
+            self._status, self.ended_at = -1, time.monotonic()
+            self._note(self)
+        self._answer(self.waits)
 
     def leave(self, wait: Wait) -> None:
         """Answer a call before the end. If it owns the command, that goes on without an owner."""
@@ -372,7 +362,7 @@ class Command:
         limit = None if self.has_ended else self._deadline
         result = {
             **self.row(),
-            "process": self.id if self.released else None,
+            "process": self.id if self.released or self._stopped else None,
             "duration_ms": round((min(self.ended_at, now) - self._started) * 1000),
             "left_s": max(0, round(limit.when - now)) if limit else None,
             **printed,
@@ -417,6 +407,24 @@ class Command:
             self._worker.listener = None
 
 
+def _describe(number: str, args: dict[str, Any]) -> dict[str, Any]:
+    """Return the job of a command for a worker."""
+    keep = ("cwd", "env", "workspace", "grow", "name", "kept", "notebook", "tty", "timeout_s")
+    job = {"id": number, **{key: args.get(key) for key in (*keep, "memory")}}
+    if job["tty"]:
+        # Python's own editor of lines indents what is typed once more.
+        own = {"TERM": "xterm-256color", "PYTHON_BASIC_REPL": "1"}
+        job["env"] = own | drop_unwatched(args["env"])
+    language, shell = args.get("language"), args.get("shell")
+    argv = _ARGV[language] if language else args["argv"]
+    if args.get("is_script"):
+        argv = [*argv, os.path.join(args["workspace"], "bash")]
+    # A full path: PATH begins with directories that would be searched first.
+    program = "/bin/bash" if language == "bash" else argv[0]
+    job |= {"shell": memory_of(shell) if shell else None, "gated": language == "bash"}
+    return {**job, "op": "command", "program": program, "argv": argv}
+
+
 class Wait:
     """A call that waits for a command's end, for a text in its output, or for its release.
 
@@ -439,6 +447,8 @@ class Wait:
         self._reply = reply
         self._live = _LIVE_WINDOW if self.takes or args.get("live") else 0
         self._released = self.early = False
+        if command.has_ended and not command.released and op != "stop":
+            raise OpError("invalid", f"{command.id} {_ELSEWHERE}")
         if until := args.get("until"):
             from mcp_sandbox.runner.calls.plain import TextSearch  # noqa: PLC0415 - for these alone
 
@@ -476,7 +486,8 @@ class Wait:
             if self._search:
                 self._search.finds(name, b"\0")
             self.on_output(name, data)
-        if self._reply.is_open and self.command.has_ended:
+        ends_soon = self._op == "stop" and self.command.keeper
+        if self._reply.is_open and self.command.has_ended and not ends_soon:
             self.command.leave(self)
 
     def feed(self, data: bytes, *, more: bool) -> None:

@@ -24,7 +24,7 @@ _NAMED = 20
 
 
 class ProcessTable:
-    """Commands that outlived their call; of the ended ones the last 32 of the last hour."""
+    """Commands that outlived their call or left what does; ended ones: 32, of the last hour."""
 
     def __init__(
         self, on_change: Callable[[], None], ended: Callable[[dict[str, Any]], None]
@@ -48,12 +48,12 @@ class ProcessTable:
             return
         if command.has_ended or not command.released:
             self._running.pop(command.id, None)
-        if not command.released:
+        if not (command.released or command.keeper):
+            self._ended.pop(command.id, None)
             return
         if command.has_ended:
             self._ended[command.id] = command
-            while len(self._ended) > _MOST_ENDED:
-                del self._ended[next(iter(self._ended))]
+            self._forget_old()
             if not command.told:
                 self._on_end(command.row())
         self._changed()
@@ -106,21 +106,22 @@ class ProcessTable:
         return [each.row() for each in self._ended.values() if not each.told]
 
     def tell(self, numbers: list[str]) -> None:
-        for number in numbers:
-            if number in self._ended:
-                self._ended[number].told = True
+        for each in filter(None, map(self._ended.get, numbers)):
+            each.told = True
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return all rows, the newest last; of running ones with their tree's memory in bytes."""
+        """Return all rows, the newest last, with the memory of what runs in bytes."""
         self._forget_old()
-        tree = processes.map_parents() if self._running else {}
-        rows = [each.row() for each in self._ended.values()]
-        for each in self._running.values():
-            pids = [each.main, *processes.find_descendants([each.main], tree)] if each.main else []
-            rows.append({**each.row(), "memory": sum(map(processes.read_memory, pids))})
+        tree, rows = processes.map_parents(), []
+        for each in [*self._ended.values(), *self._running.values()]:
+            left = {"running": True, "of": "left running"} if each.keeper else {}
+            top = each.keeper or each.main or -1
+            pids = {each.main or -1, *processes.find_descendants([top], tree)}
+            rows.append({**each.row(), **left, "memory": sum(map(processes.read_memory, pids))})
         return rows
 
     def _forget_old(self) -> None:
         oldest = time.monotonic() - _ENDED_S
-        for each in [each for each in self._ended.values() if each.ended_at < oldest]:
-            del self._ended[each.id]
+        for at, each in enumerate(reversed([*self._ended.values()])):
+            if not each.keeper and (at >= _MOST_ENDED or each.ended_at < oldest):
+                del self._ended[each.id]

@@ -16,9 +16,8 @@ def adapt_spawn(spawn: object) -> None:
 
     def get_preparation_data(name: str) -> dict[str, object]:
         data: dict[str, object] = prepare(name)
-        if shown := data.get("init_main_from_path"):
-            data.update(init_main_from_path=own, sys_argv=[*sys.argv, shown])
-        return data
+        shown = data.get("init_main_from_path", "")  # A notebook has none.
+        return {**data, "init_main_from_path": own, "sys_argv": [*sys.argv, shown]}
 
     vars(spawn)["get_preparation_data"] = get_preparation_data
 
@@ -33,3 +32,14 @@ if __name__ == "__mp_main__":
     if os.path.isfile(path):
         sys.argv[0] = sys.argv.pop()
         exec(__loader__.source_to_code(__loader__.get_data(path), path))
+    elif not __file__:
+
+        def _fail(*_: object, **__: object) -> None:
+            raise RuntimeError(
+                "processes started by spawn or forkserver do not have what cells define: use "
+                "multiprocessing.get_context('fork'), or import it from a file"
+            )
+
+        # For what a cell defines; an error before its call would end the process unheard.
+        def __getattr__(name: str) -> type:
+            return type(name, (), {"__init__": _fail})

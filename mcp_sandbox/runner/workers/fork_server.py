@@ -38,6 +38,7 @@ class WorkerHandle:
         self.main: int | None = None
         # Its command has ended, but processes that it started still run.
         self.lingers = False
+        self.rest_ended: Callable[[], None] = lambda: None
         # Its command outlived its call, and is killed first when room is needed.
         self.released = False
         # It is being killed, or will be as soon as its pid is known.
@@ -71,8 +72,7 @@ class Notebook:
         # The state that the last cell reported.
         self.state = "new"
         self._started = time.monotonic()
-        self.job: dict[str, Any] = {}
-        self.lingers = self.released = False
+        self.released = False
 
     @property
     def pid(self) -> int | None:

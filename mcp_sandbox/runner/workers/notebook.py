@@ -194,26 +194,31 @@ def _parse(source: str, name: str) -> Any:  # noqa: ANN401
         return compile(source, name, "exec", flags, dont_inherit=True)
     except SyntaxError as exc:
         at = 0 if source.startswith("%%") else (exc.lineno or len(lines)) - 1
-        if at >= len(lines) or lines[at].lstrip()[:1] not in ("!", "%"):
+        rest = line = lines[at] if at < len(lines) else ""
+        if line.lstrip()[:1] not in ("!", "%"):
+            rest = line.partition("=")[2]
+        if rest.lstrip()[:1] not in ("!", "%"):
             raise
-    return _parse(_without_magic(lines, at, name), name)
+    return _parse(_without_magic(lines, at, line[: -len(rest.lstrip())], name), name)
 
 
-def _without_magic(lines: list[str], at: int, name: str) -> str:
+def _without_magic(lines: list[str], at: int, before: str, name: str) -> str:
     line, more = lines[at], at + 1
     while line.endswith("\\") and more < len(lines):
         line, lines[more], more = line + "\n" + lines[more], "", more + 1
-    words = line.strip()
+    words = line[len(before) :].rstrip()
     word = words.split()[0]
     if word[0] == "%" and word not in ("%pip", "%cd", "%matplotlib"):
         way = _INSTEAD.get(word.lstrip("%"), "Python")
         text = f"{word} is not known here, use {way} (!command, %pip and %cd are known)"
         raise SyntaxError(text, (name, at + 1, 1, line))
-    lines[at] = f"{line[: -len(line.lstrip())]}__magic__({words!r})"
+    lines[at] = f"{before}__magic__({words!r}, {bool(before.strip())})"
     return "\n".join(lines)
 
 
-def _do_magic(words: str) -> None:
+def _do_magic(words: str, is_value: bool) -> list[str] | None:
+    caller = sys._getframe(1)  # noqa: SLF001 - it has the variables
+    words = _fill_in(words, {**caller.f_globals, **caller.f_locals})
     name, _, rest = words.partition(" ")
     if name == "%cd":
         os.chdir(os.path.expanduser(rest.strip() or "~"))
@@ -223,7 +228,30 @@ def _do_magic(words: str) -> None:
             command[2:] = [f'exec "$0" -m {words[1:]}', sys.executable]
         sys.stdout.flush()
         back = [signal.SIGPIPE, signal.SIGXFSZ]
-        pid = os.posix_spawn(command[0], command, os.environ, setsigdef=back)
+        out = os.memfd_create("out") if is_value else 1
+        to = [(os.POSIX_SPAWN_DUP2, out, 1)]
+        pid = os.posix_spawn(command[0], command, os.environ, file_actions=to, setsigdef=back)
         if status := os.waitpid(pid, 0)[1]:
             sys.stderr.write(f"[{name} ended with exit code {os.waitstatus_to_exitcode(status)}]\n")
         main_file.see_new_packages()
+        if is_value:
+            with open(out, "rb"):
+                return os.pread(out, os.fstat(out).st_size, 0).decode(errors="replace").splitlines()
+    return None
+
+
+def _fill_in(words: str, names: dict[str, Any]) -> str:
+    """Put the notebook's values in for `{n}` and `$n`; what is none of them is left to bash."""
+    import re  # noqa: PLC0415 - seldom
+
+    def look_up(found: Any) -> str:  # noqa: ANN401
+        text = found[1] or found[2]
+        try:
+            code = compile(f"f{'{' + text + '}'!r}", "", "eval")
+            loops = re.search(rf"\b(?:for|read) {found[1]}\b", words)
+            known = names.keys() & {*code.co_names}
+            return str(eval(code, names) if known and not loops else found[0])
+        except Exception:  # noqa: BLE001 - it is no expression
+            return str(found[0])
+
+    return re.sub(r"(?<!\$)(?:\$([^\W\d]\w*)|\{([^{}]+)\})", look_up, words)

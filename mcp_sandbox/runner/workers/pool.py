@@ -91,9 +91,8 @@ class Pool:
         tree = processes.map_parents() if self._resting or self._keepers() else {}
         for one in self._resting:
             one.lingers = _runs_more(one, tree)
-        found = processes.find_descendants(self._keepers(), tree) - {
-            one.main for one in self._resting
-        }
+        resting = {one.main for one in self._resting}
+        found = processes.find_descendants(self._keepers(), tree) - resting
         return found if self._lineage else found.union(self.orphans.find())
 
     def _keepers(self) -> list[int]:
@@ -247,6 +246,7 @@ class Pool:
         if freed.lingers:
             freed.lingers = False
             self._looking.plan()
+            freed.rest_ended()
 
     def _lost(self, gone: WorkerHandle) -> None:
         self.spares.lose(gone)
@@ -312,9 +312,8 @@ class Pool:
         self.orphans.kill()
 
     def _known(self) -> set[int]:
-        held = [self.held] if self.held else []
-        everyone = [*self.spares.all(), *self._busy, *self._resting, *held]
-        return {pid for one in everyone for pid in (one.pid, one.main) if pid}
+        everyone = [*self.spares.all(), *self._busy, *self._resting, self.held]
+        return {pid for one in everyone if one for pid in (one.pid, one.main) if pid}
 
     def _notice_child(self, stopped: bool) -> None:
         if stopped:
@@ -539,21 +538,12 @@ class OomCounter:
     """Counts the kernel's kills for lack of memory in this sandbox."""
 
     def __init__(self) -> None:
-        self._file = next(filter(None, map(_open, _FILES)), None)
+        there = (path for path in _FILES if os.access(path, os.R_OK))
+        self._file = os.open(next(there, os.devnull), os.O_RDONLY | os.O_CLOEXEC)
 
     def count_kills(self) -> int:
-        if self._file is None:
-            return 0
         _, _, count = os.pread(self._file, 4096, 0).partition(b"oom_kill ")
         return int(count.split()[0]) if count else 0
-
-
-def _open(path: str) -> int | None:
-    try:
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        # Another version of control groups, or none.
-        return None
 
 
 def describe_processes(pids: Iterable[int]) -> dict[str, Any]:
@@ -564,17 +554,13 @@ def describe_processes(pids: Iterable[int]) -> dict[str, Any]:
 
 
 def _read_command_line(pid: int) -> str:
-    for name in ("cmdline", "comm"):
-        try:
-            with open(f"/proc/{pid}/{name}", "rb") as file:
-                words = file.read(4 * _MOST_COMMAND).replace(b"\0", b" ").strip()
-        except OSError:
-            return ""
-        if worker.BASH.encode() in words:
-            return "bash (a subshell)"
-        if words:
-            return words.decode("utf-8", "replace")[:_MOST_COMMAND]
-    return ""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as line, open(f"/proc/{pid}/comm", "rb") as name:
+            words = line.read(4 * _MOST_COMMAND).replace(b"\0", b" ").strip() or name.read().strip()
+    except OSError:
+        return ""
+    is_ours = worker.BASH.encode() in words
+    return "bash (a subshell)" if is_ours else words.decode("utf-8", "replace")[:_MOST_COMMAND]
 
 
 class ProcessLimit:

@@ -92,6 +92,11 @@ _BROWSER = re.compile(
 # What belongs to a prompt or a notebook, and how interpreters refuse it.
 _FOREIGN = re.compile(r"^(?:\$ |>>> |!\w+|%%?[a-z]{2,})", re.MULTILINE)
 _REFUSED = re.compile("SyntaxError|syntax error|command not found|no job control|no such job")
+_IPYTHON = re.compile("No module named 'IPython|name 'get_ipython' is not defined")
+_DISPLAY = (
+    "there is no IPython: in a notebook, display(value) needs no import and shows values, figures "
+    "and PIL images; print() the text of HTML and Markdown, and see image files with read_file"
+)
 _FOR_PROMPTS = "{!r} is for prompts and notebooks: leave it out, and run shell commands with exec"
 _IMAGE = (
     "{} not installed: {}the operator can make an image for the docker backend that has {}, as "
@@ -109,8 +114,6 @@ Until = Annotated[
     Field(description="Answer as soon as this text is printed."),
 ]
 WAIT_S = 45
-
-
 NotebookName = Annotated[
     str, Field(min_length=1, max_length=32, description="A name: there, Python's variables stay.")
 ]
@@ -168,7 +171,8 @@ async def hints(result: ExecResult, code: str, language: Language) -> list[str]:
     """Return sentences for an agent about code that failed, or that showed nothing."""
     said = code if result.success else f"{code}\n{result.stderr}"
     if result.of not in ("terminal", "screen") and _ASKS.search(said[-9999:]):
-        return ["this needs a terminal: exec tty=true, then process action=input types on it"]
+        cell = "a cell reads no input: put values into its code; or " * bool(result.notebook)
+        return [f"{cell}this needs a terminal: exec tty=true, then process action=input to type"]
     if not result.success:
         return await to_thread.run_sync(_hints, result, code)
     has_output = any((result.stdout, result.stderr, result.changed_files, result.figures))
@@ -180,6 +184,7 @@ def _hints(result: ExecResult, code: str) -> list[str]:
     output = f"{result.stderr}\n{result.stdout}"
     found = _FOREIGN.search(code) if _REFUSED.search(result.stderr) else None
     lines = [_FOR_PROMPTS.format(found[0])] if found else []
+    lines += [_DISPLAY] if _IPYTHON.search(result.stderr) else []
     lines += [_OFFLINE] if result.offline and _UNREACHED.search(output) else []
     if browser := _BROWSER.search(output):
         lines.append(_IMAGE.format(f"{browser[1] or browser[2]} is", "", "a browser"))

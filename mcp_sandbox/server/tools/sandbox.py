@@ -103,7 +103,7 @@ async def process(
     request: Request,
     action: Action,
     *,
-    id: Annotated[Path | None, Field(description="As the result of exec named it.")] = None,  # noqa: A002
+    id: Annotated[Path | None, Field(description="As exec or list named it.")] = None,  # noqa: A002
     wait_s: float = WAIT_S,
     until: Until | None = None,
     tail: Annotated[int, Field(ge=1, le=2000, description="wait: last lines only.")] | None = None,
@@ -116,10 +116,10 @@ async def process(
 ) -> CallToolResult:
     """Look after what exec and run_code have left running in the background.
 
-    list: what runs, and what has ended lately. wait: until it ends, until a text is printed or
-    wait_s is over; answers what was printed since the last look. input: type on the terminal of
-    what exec started with tty=true, and see its screen once it rests, or until a text is printed.
-    stop: end it. You are told of each end without asking.
+    list: what runs, by & or setsid too, and what has ended lately. wait: until it ends, until a
+    text is printed or wait_s is over; answers what was printed since the last look. input: type on
+    the terminal of what exec started with tty=true, and see its screen once it rests, or until a
+    text is printed. stop: end it. You are told of each end without asking.
     """
     for name, value in {"id": id, "until": until, "tail": tail, "text": text, "key": key}.items():
         if value is not None and name not in _TAKES[action]:
